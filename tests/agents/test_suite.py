@@ -187,16 +187,20 @@ def compiles() -> Any:
 # Learning.
 
 
+def in_lockstep(env: Any, agent: Any) -> sebulba.GymnasiumLoop:
+    return sebulba.GymnasiumLoop(
+        env, agent, 16, schedule="lockstep", cycle="stepped",
+        inference_devices=[0], update_devices=[0],
+    )  # fmt: skip
+
+
 @pytest.mark.slow
 @NAMES
 def test_is_bit_reproducible_answers_every_question_and_is_saved(name: str, tmp_path: Any) -> None:
     case = AGENTS[name]
     agent, env = case.to_learn()
     run = sebulba.RunSpec(16, 2, 5, 1)
-    with sebulba.GymnasiumLoop(
-        env, agent, 16, schedule="lockstep", cycle="stepped",
-        inference_devices=[0], update_devices=[0],
-    ) as loop:  # fmt: skip
+    with in_lockstep(env, agent) as loop:
         new = quick_state(agent, run)
         # Begun anew, everything happens again: so do the environments.
         first, again = (loop.run(new, 8, 5) for _ in range(2))
@@ -216,10 +220,7 @@ def test_learns_with_a_torso_in_bfloat16_and_all_else_in_float32(name: str, tmp_
     case = dataclasses.replace(case, config=dataclasses.replace(case.config, torso=torso))
     agent, env = case.to_learn()
     run = sebulba.RunSpec(16, 2, 5, 1)
-    with sebulba.GymnasiumLoop(
-        env, agent, 16, schedule="lockstep", cycle="stepped",
-        inference_devices=[0], update_devices=[0],
-    ) as loop:  # fmt: skip
+    with in_lockstep(env, agent) as loop:
         result = loop.run(quick_state(agent, run), case.num_cycles, 5)
     floats = [x for x in leaves(learned(result)) if not np.issubdtype(x.dtype, np.integer)]
     assert {str(x.dtype) for x in floats} <= {"float32", "bool"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from sebulba_external import listener, protocol
 from sebulba_external.client import Client
 from sebulba_external.desk import Answer, Desk
-from sebulba_external.listener import Listener
+from sebulba_external.listener import Listener, Watcher
 
 import sebulba
 from sebulba.agents.configs import ImpalaConfig
@@ -47,23 +46,15 @@ class ZeroDesk:
         return Answer(np.zeros(self.num_seats, np.int32), ())
 
 
-class Nobody:
-    def reported(self, seat: int) -> None: ...
-    def answered(self, asked: np.ndarray, answer: Answer) -> None: ...
-    def left(self, seat: int) -> None: ...
-
-
 @contextlib.contextmanager
 def listening(desk: ZeroDesk) -> Iterator[Listener]:
     one = Listener("127.0.0.1:0", "t")
-    thread = threading.Thread(target=one.serve, args=(desk, Nobody()), daemon=True)
-    thread.start()
+    one.start(desk, Watcher())  # type: ignore[arg-type]
     try:
         yield one
-        assert thread.is_alive()
+        one.check()
     finally:
         one.close()
-        thread.join(60)
 
 
 OBSERVATION = np.zeros(3, np.float32)
@@ -104,13 +95,11 @@ def test_a_connection_that_cannot_be_accepted_costs_the_others_nothing() -> None
 
     one = Listener("127.0.0.1:0", "t")
     one._socket = Failing(fileno=one._socket.detach())
-    thread = threading.Thread(target=one.serve, args=(ZeroDesk(), Nobody()), daemon=True)
-    thread.start()
-    with Client(one.address, "t") as client:
-        assert int(client.begin(OBSERVATION)) == 0
+    with contextlib.closing(one):
+        one.start(ZeroDesk(), Watcher())  # type: ignore[arg-type]
+        with Client(one.address, "t") as client:
+            assert int(client.begin(OBSERVATION)) == 0
     assert not Failing.failures
-    one.close()
-    thread.join(60)
 
 
 def test_every_seat_has_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:

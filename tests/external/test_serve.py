@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -17,6 +16,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -32,15 +32,15 @@ import sebulba
 TOKEN = "a token"
 
 
-def given(run: str | Path, **changes: Any) -> argparse.Namespace:
-    values = {"listen": "127.0.0.1:0", "seats": 8, "watch": False, "best": False}
-    values |= {"explore": False, "trust": False, "run": str(run)}
-    return argparse.Namespace(**values | changes)
+def served(run: str | Path, token: str = "", **changes: Any) -> PolicyServer:
+    return PolicyServer(
+        str(run), **{"address": "127.0.0.1:0", "num_seats": 8} | changes, token=token
+    )
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PolicyServer]:
-    with PolicyServer(given("pretrained:cartpole"), TOKEN) as one:
+    with served("pretrained:cartpole", TOKEN) as one:
         yield one
 
 
@@ -72,7 +72,7 @@ def test_clients_get_the_actions_of_the_loaded_policy(
 ) -> None:
     rows = observations(40)
     expected, _ = sebulba.load_policy("pretrained:cartpole")(rows)
-    with Client(server.address, TOKEN) as client:
+    with Client(server.listener.address, TOKEN) as client:
         assert [int(client.begin(row)) for row in rows] == expected.tolist()
     for row, action in zip(rows[:5], expected, strict=False):
         status, text = ask(front, "POST", "/act", {"observation": row.tolist()})
@@ -97,7 +97,7 @@ def test_sessions_keep_the_memory_of_a_recurrent_policy_apart(tmp_path: Path) ->
             action, state = policy(row, state)
             expected.append(int(action))
     with (
-        PolicyServer(given(tmp_path), "") as server,
+        served(tmp_path) as server,
         HttpFront("127.0.0.1:0", server) as front,
     ):
         got: dict[int, list[int]] = {0: [], 1: [], 2: []}
@@ -123,10 +123,10 @@ def test_a_newer_policy_is_taken_without_a_failed_request(
     rows = observations(20)
     before, _ = policy(rows)
     failures, stop = [], threading.Event()
-    with PolicyServer(given(tmp_path, watch=True), "") as server:
+    with served(tmp_path, watch=True) as server:
 
         def keep_asking() -> None:
-            with Client(server.address) as client:
+            with Client(server.listener.address) as client:
                 while not stop.is_set():
                     try:
                         client.begin(rows[0])
@@ -141,7 +141,7 @@ def test_a_newer_policy_is_taken_without_a_failed_request(
         while server.policies_loaded < 2:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        with Client(server.address) as client:
+        with Client(server.listener.address) as client:
             after = [int(client.begin(row)) for row in rows]
         stop.set()
         thread.join(60)
@@ -198,7 +198,7 @@ def client_in_time(server: PolicyServer) -> Client:
     """Return a client; a connection that was closed just now may still have its seat."""
     for _ in range(100):
         with contextlib.suppress(ConnectionError):
-            return Client(server.address, TOKEN)
+            return Client(server.listener.address, TOKEN)
         time.sleep(0.02)
     raise AssertionError("no seat")
 
@@ -209,10 +209,13 @@ def test_a_bad_request_leaves_its_session_alone(server: PolicyServer, front: Htt
         return ask(front, "POST", "/act", body)[0]
 
     assert act() == 200
-    welcomed, broke_off = server.counts["welcomed"], server.counts["broke_off"]
+    welcomed, broke_off = server.listener.counts["welcomed"], server.listener.counts["broke_off"]
     assert act(observation=[0]) == act(reward="much") == 400
     assert act() == 200
-    assert (server.counts["welcomed"], server.counts["broke_off"]) == (welcomed, broke_off)
+    assert (server.listener.counts["welcomed"], server.listener.counts["broke_off"]) == (
+        welcomed,
+        broke_off,
+    )
 
 
 def test_whole_numbers_are_not_changed() -> None:
@@ -247,7 +250,7 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, server: PolicyServer) 
     with pytest.raises(sebulba.UsageError, match="seats=0 must be from 1"):
         serve.main([str(tmp_path), "--seats", "0"])
     with pytest.raises(sebulba.UsageError, match="open to other machines"):
-        PolicyServer(given("pretrained:cartpole", listen="0.0.0.0:0"), "")
+        served("pretrained:cartpole", address="0.0.0.0:0")
     with pytest.raises(sebulba.UsageError, match="must be HOST:PORT"):
         HttpFront("7771", server)
     with (
@@ -255,7 +258,7 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, server: PolicyServer) 
         pytest.raises(sebulba.UsageError, match="nobody can listen"),
     ):
         HttpFront(taken.address, server)
-    open_server = argparse.Namespace(token="")
+    open_server = SimpleNamespace(listener=SimpleNamespace(token=""))
     with pytest.raises(sebulba.UsageError, match="--token-file"):
         HttpFront("0.0.0.0:0", open_server)  # type: ignore[arg-type]
 
@@ -304,7 +307,7 @@ def test_the_client_in_c_plays_a_served_policy(tmp_path: Path) -> None:
         return subprocess.run(words, capture_output=True, text=True, timeout=300)
 
     listen = f"unix:{tmp_path}/s"
-    with PolicyServer(given("pretrained:cartpole", listen=listen), TOKEN):
+    with served("pretrained:cartpole", TOKEN, address=listen):
         played, refused = play(TOKEN), play("another")
     assert float(re.findall(r"mean return (.*)", played.stdout)[0]) > 490
     assert refused.returncode == 1

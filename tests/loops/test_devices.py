@@ -14,17 +14,16 @@ import pytest
 
 import sebulba
 from sebulba.configs.presets import PRESETS
-from sebulba.envs import make_env_factory
 from sebulba.errors import UsageError
 from sebulba.learning.update import Updater
 from sebulba.loops import devices
-from sebulba.runs.build import build_agent
 from sebulba.transport.hand_off import HandOffToMesh
 from sebulba.transport.item import Item
 from sebulba.transport.mesh import UpdateMesh
 from sebulba.types import EnvStep, RunSpec, Trajectory
 from tests.faults.counts import rounds
 from tests.support.loop_helpers import make_tiny_loop
+from tests.support.made_presets import made
 from tests.support.tiny import CountingEnv, TinyAgent, TinyConfig
 
 T, B = 5, 8
@@ -231,11 +230,7 @@ def distinct_presets():
 @pytest.mark.parametrize("preset", distinct_presets())
 def test_every_preset_can_be_split_over_the_devices_that_are_chosen(preset, monkeypatch):
     config = PRESETS[preset].make()
-    try:
-        factory = make_env_factory(config.env.id, **config.env.factory_arguments())
-        agent = build_agent(config, sebulba.env_spec(factory))
-    except UsageError as error:
-        pytest.skip(str(error))  # a library that is not installed
+    _, agent = made(config)
     per_device = config.num_inferencers_per_device or devices.FEW_INFERENCERS
     fits = devices.what_fits(agent, config.num_envs, per_device, config.steps_per_cycle)
     for count in range(1, 17):

@@ -11,12 +11,12 @@ import pytest
 import sebulba
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import envpool_adapter, make_env_factory
-from sebulba.errors import UsageError
 from sebulba.loops import devices
 from sebulba.options import ClusterOptions, DistributedOptions, LoopOptions
 from sebulba.runs.build import build_agent
 from sebulba.types import RunSpec
 from tests.support.loop_helpers import make_tiny_loop
+from tests.support.made_presets import made
 from tests.support.tiny import CountingEnv, TinyAgent, TinyConfig
 
 PONG, CARTPOLE = "Pong-v5", "CartPole-v1"
@@ -99,11 +99,7 @@ def test_where_the_number_decides_what_is_learned_or_cores_are_others_it_stays(
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_two_cores_have_what_they_always_had_and_sixteen_what_an_agent_takes(machine, name):
     config = PRESETS[name].make()
-    try:
-        factory = make_env_factory(config.env.id, **config.env.factory_arguments())
-        agent = build_agent(config, sebulba.env_spec(factory))
-    except UsageError as error:
-        pytest.skip(str(error))  # a library that is not installed
+    factory, agent = made(config)
     given = config.num_inferencers_per_device
     machine(2)
     found = devices.place(config, factory, agent, config.num_envs)

@@ -309,36 +309,35 @@ def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documen
         assert re.search(wanted, metadata), wanted
 
 
-@pytest.mark.slow
-def test_the_wheel_of_the_networks_holds_the_engine_and_brings_what_sebulba_finds(tmp_path):
+def wheel_of(package: Path, tmp_path: Path) -> tuple[set[str], list[str]]:
+    """Return the files of a package's wheel, and the packages that it needs without extras."""
     copy = tmp_path / "copy"
-    shutil.copytree(NETWORKS, copy, ignore=NOT_COPIED)
+    shutil.copytree(package, copy, ignore=NOT_COPIED)
     build(copy, tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         info = next(name for name in names if name.endswith("METADATA"))
-        assert "Requires-Dist: sebulba" in archive.read(info).decode()
-    package = NETWORKS / "sebulba_networks"
-    data = [*(package / "engine").iterdir(), package / "jax_call/jax_call.cc", package / "py.typed"]
-    files = {str(path.relative_to(NETWORKS)) for path in (*OF_NETWORKS.values(), *data)}
-    assert {name for name in names if ".dist-info/" not in name} == files
+        needed = re.findall(r"Requires-Dist: ([\w-]+)[^;\n]*\n", archive.read(info).decode())
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    return {name for name in names if ".dist-info/" not in name}, needed
 
 
 @pytest.mark.slow
-def test_the_wheel_of_external_environments_needs_no_jax_for_a_client(tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(EXTERNAL, copy, ignore=NOT_COPIED)
-    build(copy, tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = {name for name in archive.namelist() if ".dist-info/" not in name}
-        info = next(name for name in archive.namelist() if name.endswith("METADATA"))
-        needed = re.findall(r"Requires-Dist: ([^;\n]+)\n", archive.read(info).decode())
-    assert [re.split(r"\W", need)[0] for need in needed] == ["msgpack", "numpy"]
-    files = {*OF_EXTERNAL.values(), EXTERNAL / "sebulba_external/py.typed"}
-    assert names == {str(path.relative_to(EXTERNAL)) for path in files}
+@pytest.mark.parametrize(
+    ("package", "needed"),
+    [
+        (NETWORKS, ["sebulba"]),
+        (EXTERNAL, ["msgpack", "numpy"]),  # a client needs no JAX
+        (SWEEP, ["sebulba", "optuna"]),
+    ],
+)
+def test_the_wheel_of_each_package_is_whole_and_needs_no_more(package, needed, tmp_path):
+    names, found = wheel_of(package, tmp_path)
+    root = package / package.name.replace("-", "_")
+    data = [root / "py.typed", *root.glob("engine/*"), *root.glob("jax_call/*.cc")]
+    files = {str(path.relative_to(package)) for path in (*root.rglob("*.py"), *data)}
+    assert (names, found) == (files, needed)
 
 
 def test_packages_bring_what_sebulba_says_that_they_bring():

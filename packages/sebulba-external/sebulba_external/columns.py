@@ -43,8 +43,6 @@ class SeatColumns:
         """Write columns of ``num_steps`` for one environment of ``like [T, B, ...]``."""
         self.num_steps = num_steps
         """T."""
-        row, extras = like.env_step, like.extras
-        self._shapes = jax.tree.map(lambda x: (x.shape[2:], x.dtype), (row, like.action, extras))
         self._like = like
         self._statistics = EpisodeStatistics(1)
         self.number = -1
@@ -111,7 +109,7 @@ def _write(arrays: PyTree, at: int, values: PyTree) -> None:
         array[at] = value
 
 
-class Places:
+class ColumnJoiner:
     """Puts B columns beside each other, and knows which of them continue the trajectory before."""
 
     def __init__(self, num_seats: int, *, marks_seams: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -90,7 +89,6 @@ class ClientVector:
         self.spec, self.num_envs = spec, len(seeds)
         token = token_in(Path(options.token_file)) if options.token_file else None
         self._listener = Listener(options.listen, token)
-        self._cycle: ServedCycle | None = None
         self._simulators: Simulators | None = None
         if options.command:
             count = options.simulators or self.num_envs
@@ -100,7 +98,6 @@ class ClientVector:
             except BaseException:
                 self._listener.close()
                 raise
-        self._closed = threading.Lock()
 
     def make_cycle(
         self, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer
@@ -108,8 +105,7 @@ class ClientVector:
         """Return the cycle that clients drive."""
         from sebulba_external.seats import ServedCycle
 
-        self._cycle = ServedCycle(self._listener, self.num_envs, programs, timer, self._simulators)
-        return self._cycle
+        return ServedCycle(self._listener, self.num_envs, programs, timer, self._simulators)
 
     def reset(self) -> NoReturn:
         """Raise: clients begin episodes."""
@@ -136,10 +132,6 @@ class ClientVector:
 
     def close(self) -> None:
         """Kill the simulators and close the connections."""
-        if not self._closed.acquire(blocking=False):
-            return
         if self._simulators is not None:
             self._simulators.close()
         self._listener.close()
-        if self._cycle is not None:
-            self._cycle.join()

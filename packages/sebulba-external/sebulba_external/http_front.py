@@ -58,7 +58,7 @@ class HttpFront:
             host, port = protocol.host_and_port(address)
         except protocol.ProtocolError as error:
             raise UsageError(str(error)) from None
-        if host not in LOOPBACK and not server.token:
+        if host not in LOOPBACK and not server.listener.token:
             raise UsageError(
                 f"--http {address} is open to other machines; protect it with --token-file FILE"
             )
@@ -131,7 +131,7 @@ class HttpFront:
                 oldest = self._sessions.popitem(last=False)[1]
         if oldest is not None:
             oldest.close()
-        return Client(self._server.address, self._server.token), True
+        return Client(self._server.listener.address, self._server.listener.token), True
 
     def _give_back(self, session: str | None, client: Client) -> None:
         gone = []
@@ -150,7 +150,7 @@ class HttpFront:
 
     def metrics(self) -> str:
         """Return the server's counts in the text format of Prometheus."""
-        counts = self._server.counts
+        counts = self._server.listener.counts
         lines = [
             f"# TYPE sebulba_{name}_total counter\nsebulba_{name}_total {count}"
             for name, count in {
@@ -175,7 +175,7 @@ class HttpFront:
         """Tell whether a request names this host, and the token if there is one."""
         if self._is_local and host not in self._hosts:
             return False  # a page of another site, whose name now points to this machine
-        token = self._server.token
+        token = self._server.listener.token
         given = (authorization or "").removeprefix("Bearer ")
         return not token or hmac.compare_digest(given.encode(), token.encode())
 

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +28,8 @@ HELLO_WITHIN_S = 5.0
 WAKE_S = 0.05
 
 
-class Watcher(Protocol):
-    """What follows the seats while a listener answers."""
+class Watcher:
+    """What follows the seats while a listener answers, in its thread; this one does nothing."""
 
     def reported(self, seat: int) -> None:
         """Take the row that a client reported."""
@@ -60,7 +60,7 @@ class Listener:
         """Listen at ``unix:PATH`` or ``HOST:PORT``; a port of 0 takes a free one.
 
         Args:
-          address: Clients that connect wait until ``serve`` runs.
+          address: Clients that connect wait until it has started.
           token: Clients have to say it; None makes one.
 
         Raises:
@@ -78,25 +78,43 @@ class Listener:
         """Clients that took a seat, requests, calls of the policy, clients refused, episodes that
         nobody ended."""
         self.closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, desk: Desk, watcher: Watcher) -> None:
+        """Answer clients in a thread of its own, until closed."""
+        self._desk, self._watcher = desk, watcher
+        self._thread = threading.Thread(target=self._serve, name="seats", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what ended the thread that answers."""
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
-        """Stop listening; ``serve`` returns."""
+        """Stop to answer, and close all connections."""
+        if self.closed.is_set():
+            return
         self.closed.set()
+        if self._thread is not None:
+            self._thread.join()
         self._socket.close()
         if self.address.startswith("unix:"):
             with contextlib.suppress(OSError):
                 os.unlink(self.address.removeprefix("unix:"))
 
-    def serve(self, desk: Desk, watcher: Watcher) -> None:
-        """Answer clients until closed; compiles the policy before it welcomes the first."""
-        self._desk, self._watcher = desk, watcher
+    def _serve(self) -> None:
         self._taken: dict[int, _Connection] = {}
-        desk.answer(np.zeros(desk.num_seats, np.bool_))
         with selectors.DefaultSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
             try:
+                # Compiles the policy before the first client is welcomed.
+                self._desk.answer(np.zeros(self._desk.num_seats, np.bool_))
+                selector.register(self._socket, selectors.EVENT_READ)
                 while not self.closed.is_set():
                     self._poll(selector)
+            except BaseException as error:
+                self._error = error
             finally:
                 for key in list(selector.get_map().values()):
                     if key.data is not None:

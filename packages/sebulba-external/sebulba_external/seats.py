@@ -19,9 +19,9 @@ from sebulba.inference.cycle import CyclePrograms
 from sebulba.metrics.timer import PhaseTimer
 from sebulba.transport.item import Item
 from sebulba.types import EnvAdapter, PyTree
-from sebulba_external.columns import Column, Places, SeatColumns
+from sebulba_external.columns import Column, ColumnJoiner, SeatColumns
 from sebulba_external.desk import Answer, Desk
-from sebulba_external.listener import WAKE_S, Listener
+from sebulba_external.listener import WAKE_S, Listener, Watcher
 from sebulba_external.simulators import Simulators
 
 COLUMNS_A_SEAT = 4
@@ -99,8 +99,6 @@ class Seats:
     def close(self) -> None:
         """Stop to answer, and close all connections."""
         self.listener.close()
-        if self._cycle is not None:
-            self._cycle.join()
 
     def __enter__(self) -> Seats:
         return self
@@ -109,7 +107,7 @@ class Seats:
         self.close()
 
 
-class ServedCycle:
+class ServedCycle(Watcher):
     """A cycle whose clients are answered in a thread of its own, and that collects their rows."""
 
     kind = "served"
@@ -127,11 +125,9 @@ class ServedCycle:
         self._listener, self._num_seats, self._timer = listener, num_seats, timer
         self._complete: queue.Queue[tuple[int, Column]] = queue.Queue()
         is_off_policy = isinstance(programs.agent, OffPolicyAgent)
-        self._places = Places(num_seats, marks_seams=is_off_policy)
+        self._joiner = ColumnJoiner(num_seats, marks_seams=is_off_policy)
         self.columns_dropped = 0
         self._desk: Desk | None = None
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
         self.use(programs)
         self._columns = [self._new_columns() for _ in range(num_seats)]
 
@@ -163,7 +159,9 @@ class ServedCycle:
         steps = self._programs.run.steps_per_cycle
         with self._timer.phase("take"):  # a wait for clients is no hang
             while len(columns) < self._num_seats:
-                self._raise_what_went_wrong()
+                self._listener.check()
+                if self._simulators is not None:
+                    self._simulators.check()
                 if stop.is_set():
                     return None, step_state
                 with contextlib.suppress(queue.Empty):
@@ -171,16 +169,10 @@ class ServedCycle:
                     if column.num_steps == steps:  # else of an earlier run
                         columns.append((seat, column))
         with self._timer.phase("finish"):
-            trajectory, initial, final, infos, newest = self._places.joined(columns)
+            trajectory, initial, final, infos, newest = self._joiner.joined(columns)
             # The desk goes on with a state of its own; the third is for checkpoints.
             states = [desk.step_state(parts, newest) for parts in (initial, final, final)]
             return Item(trajectory, states[0], states[1], infos), states[2]
-
-    def _raise_what_went_wrong(self) -> None:
-        simulators = self._simulators
-        error = self._error or (None if simulators is None else simulators.error)
-        if error is not None:
-            raise error
 
     def _desk_with(self, networks: PyTree, step_state: PyTree) -> Desk:
         """Return the desk, which acts with ``networks`` from now on."""
@@ -189,21 +181,8 @@ class ServedCycle:
             return self._desk
         self._desk = desk = Desk(self._programs.agent, self._num_seats, step_state, explore=True)
         desk.networks = networks
-        self._thread = threading.Thread(target=self._serve, name="seats", daemon=True)
-        self._thread.start()
+        self._listener.start(desk, self)
         return desk
-
-    def _serve(self) -> None:
-        assert self._desk is not None
-        try:
-            self._listener.serve(self._desk, self)
-        except BaseException as error:
-            self._error = error
-
-    def join(self) -> None:
-        """Wait for the thread that answers, which ends when the listener is closed."""
-        if self._thread is not None:
-            self._thread.join()
 
     # What the listener reports, in the thread that answers.
 

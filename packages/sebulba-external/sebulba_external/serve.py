@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import functools
 import os
 import secrets
 import signal
@@ -17,12 +17,10 @@ from sebulba.commands.options import BEST, PLATFORM, TRUST, flag, number, option
 from sebulba.errors import UsageError
 from sebulba.runs.folder import RunFolder
 from sebulba.support.files import check_no_link
+from sebulba.types import EnvSpec
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from sebulba.policies.policy import Policy
-    from sebulba_external.desk import Answer
+    from sebulba_external.listener import Listener
 
 LOOK_EVERY_S = 1.0
 """Seconds between two looks for a newer policy."""
@@ -49,18 +47,32 @@ def main(argv: Sequence[str]) -> int:
     if given.seats not in range(1, MOST_SEATS + 1):
         raise UsageError(f"seats={given.seats} must be from 1 to {MOST_SEATS}; use 64")
     token = "" if given.token_file is None else token_in(Path(given.token_file))
+    from sebulba.loops.devices import local_devices
     from sebulba.runs.jax_setup import configure_jax
 
     configure_jax(given.platform)
+    local_devices()  # says in words what is wrong with the platform
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(PolicyServer(given, token))
-        print(f"serving {given.run} at {server.address}, {given.seats} seats", flush=True)
+        server = stack.enter_context(
+            PolicyServer(
+                given.run,
+                given.listen,
+                token=token,
+                num_seats=given.seats,
+                best=given.best,
+                watch=given.watch,
+                explore=given.explore,
+                trust=given.trust,
+            )
+        )
+        listener = server.listener
+        print(f"serving {given.run} at {listener.address}, {given.seats} seats", flush=True)
         if given.http is not None:
             from sebulba_external.http_front import HttpFront
 
             front = stack.enter_context(HttpFront(given.http, server))
             print(f"HTTP at http://{front.address}", flush=True)
-        _wait_for_signal(server)
+        _wait_for_signal(listener)
     return 0
 
 
@@ -81,7 +93,7 @@ def token_in(file: Path) -> str:
     return token
 
 
-def _wait_for_signal(server: PolicyServer) -> None:
+def _wait_for_signal(listener: Listener) -> None:
     stop = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: stop.set())
@@ -89,7 +101,7 @@ def _wait_for_signal(server: PolicyServer) -> None:
     }
     try:
         while not stop.wait(0.2):
-            server.check()
+            listener.check()
     finally:
         for number_, handler in before.items():
             signal.signal(number_, handler)
@@ -98,51 +110,55 @@ def _wait_for_signal(server: PolicyServer) -> None:
 class PolicyServer:
     """A policy at an address: the protocol of the seats, but nothing is learned."""
 
-    def __init__(self, given: argparse.Namespace, token: str) -> None:
-        """Load the policy; answer from now on.
+    def __init__(
+        self,
+        run: str,
+        address: str,
+        *,
+        token: str = "",
+        num_seats: int = 64,
+        best: bool = False,
+        watch: bool = False,
+        explore: bool = False,
+        trust: bool = False,
+    ) -> None:
+        """Load the policy of a run, and answer from now on.
 
         Args:
-          given: ``run``, ``listen``, ``seats``, ``watch``, ``best``, ``explore``, ``trust``.
+          run: As for ``load_policy``.
+          address: ``HOST:PORT`` or ``unix:PATH``.
           token: Clients have to say it.
+          num_seats: Most clients at a time.
+          best: The policy with the highest evaluation return, not the last one.
+          watch: Take newer policies as the run writes them.
+          explore: Act as in training.
+          trust: As for ``load_policy``.
         """
+        from sebulba.policies.policy import load_policy
+        from sebulba.policies.pretrained import folder_of
         from sebulba_external.desk import Desk
-        from sebulba_external.listener import Listener
+        from sebulba_external.listener import Listener, Watcher
 
-        self._given = given
-        folder = RunFolder(_folder(given.run))
-        self._policy_folder = folder.best_policy if given.best else folder.root
+        folder = RunFolder(folder_of(run))
+        self._folder = folder.best_policy if best else folder.root
+        which = self._folder if best else run
+        self._load = functools.partial(load_policy, which, explore=explore, trust=trust)
         self._stamp = self._newest_stamp()
         policy = self._load()
-        self.run, self.policies_loaded = given.run, 1
-        self.desk = Desk(
-            policy.agent, given.seats, policy.new_state(given.seats).step, explore=given.explore
-        )
+        if not isinstance(policy.agent.spec, EnvSpec):
+            raise UsageError(f"{run} is a policy of many agents; serve one of its members")
+        self.policies_loaded = 1
+        step_state = policy.new_state(num_seats).step
+        self.desk = Desk(policy.agent, num_seats, step_state, explore=explore)
         self.desk.networks = policy.acting_networks
-        self._listener = Listener(given.listen, token)
-        self.address, self.token = self._listener.address, token
-        self.counts = self._listener.counts
-        self._error: BaseException | None = None
-        names = {"serve": self._serve} | ({"watch": self._watch} if given.watch else {})
-        self._threads = [
-            threading.Thread(target=work, name=name, daemon=True) for name, work in names.items()
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _load(self) -> Policy:
-        from sebulba.loops.devices import local_devices
-        from sebulba.policies.policy import load_policy
-
-        local_devices()  # says in words what is wrong with the platform
-        given = self._given
-        run = given.run if not given.best else self._policy_folder
-        policy = load_policy(run, explore=given.explore, trust=given.trust)
-        if not hasattr(policy, "spec") or not hasattr(policy.spec, "observation_space"):
-            raise UsageError(f"{given.run} is a policy of many agents; serve one of its members")
-        return policy
+        self.listener = Listener(address, token)
+        self.listener.start(self.desk, Watcher())
+        self._watching = threading.Thread(target=self._watch, name="watch", daemon=True)
+        if watch:
+            self._watching.start()
 
     def _newest_stamp(self) -> int:
-        files = [self._policy_folder / "policy/config.json", self._policy_folder / "config.json"]
+        files = [self._folder / "policy/config.json", self._folder / "config.json"]
         return max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)
 
     def _watch(self) -> None:
@@ -153,54 +169,28 @@ class PolicyServer:
         def shapes(networks: Any) -> Any:
             return jax.tree.map(lambda x: (np.shape(x), str(x.dtype)), networks)
 
-        while not self._listener.closed.wait(LOOK_EVERY_S):
+        while not self.listener.closed.wait(LOOK_EVERY_S):
             if (stamp := self._newest_stamp()) == self._stamp:
                 continue
             try:
                 networks = self._load().acting_networks
                 if shapes(networks) != shapes(self.desk.networks):
                     raise UsageError("its networks have other shapes; restart the server")
-            except Exception as error:  # half written: the next look finds it whole
+            except Exception as error:  # a policy is exchanged at once: it will not get better
                 print(f"sebulba: warning: kept the older policy: {error}", file=sys.stderr)
             else:
                 self.desk.networks = networks
                 self.policies_loaded += 1
             self._stamp = stamp
 
-    def _serve(self) -> None:
-        try:
-            self._listener.serve(self.desk, self)
-        except BaseException as error:
-            self._error = error
-
-    def check(self) -> None:
-        """Raise what ended the thread that answers."""
-        if self._error is not None:
-            raise self._error
-
-    def reported(self, seat: int) -> None:
-        """Do nothing: nothing is learned."""
-
-    def answered(self, asked: np.ndarray, answer: Answer) -> None:
-        """Do nothing."""
-
-    def left(self, seat: int) -> None:
-        """Do nothing."""
-
     def close(self) -> None:
         """Stop to answer."""
-        self._listener.close()
-        for thread in self._threads:
-            thread.join()
+        self.listener.close()
+        if self._watching.is_alive():
+            self._watching.join()
 
     def __enter__(self) -> PolicyServer:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _folder(run: str) -> Path:
-    from sebulba.policies.pretrained import folder_of
-
-    return folder_of(run)

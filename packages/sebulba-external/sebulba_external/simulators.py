@@ -125,6 +125,11 @@ class Simulators:
             f"ends with: {tail or 'nothing'}"
         )
 
+    def check(self) -> None:
+        """Raise why no more are started."""
+        if self.error is not None:
+            raise self.error
+
     def close(self) -> None:
         """Kill all."""
         self._closed.set()
