@@ -369,12 +369,8 @@ class RunFolder:
         if found and (*config.env.wrappers, *found) == saved.env.wrappers:
             env = dataclasses.replace(config.env, wrappers=saved.env.wrappers)
             config = dataclasses.replace(config, env=env)
-        agent, kind, fields = config.agent, type(saved.agent), self.record()["agent"]
-        if isinstance(agent, kind):
-            new = [one.name for one in dataclasses.fields(kind) if one.name not in fields]
-            new = [name for name in new if getattr(agent, name) == getattr(kind, name, None)]
-            kept = {name: getattr(saved.agent, name) for name in new}
-            config = dataclasses.replace(config, agent=dataclasses.replace(agent, **kept))
+        agent = _as_before(config.agent, saved.agent, self.record()["agent"])
+        config = dataclasses.replace(config, agent=agent)
         if config.extension_learning_rate is None:
             return config
         annealed = saved.annealed_env_steps
@@ -480,6 +476,20 @@ class RunFolder:
                 f"{self.config} does not describe an environment ({error}); "
                 "expected the config.json that a run wrote"
             ) from error
+
+
+def _as_before(now: Any, saved: Any, record: Mapping[str, Any]) -> Any:
+    """Return ``now`` with what ``record`` has no fields for as in ``saved``, where it is unset."""
+    kind, kept = type(saved), {}
+    if not isinstance(now, kind):
+        return now
+    for name in [field.name for field in dataclasses.fields(kind)]:
+        value, before = getattr(now, name), getattr(saved, name)
+        if name not in record:
+            kept[name] = before if value == getattr(kind, name, None) else value
+        elif dataclasses.is_dataclass(before) and isinstance(record[name], Mapping):
+            kept[name] = _as_before(value, before, record[name])
+    return dataclasses.replace(now, **kept)
 
 
 def config_of_record(

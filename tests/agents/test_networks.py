@@ -192,8 +192,10 @@ def test_auto_takes_one_small_convolution_for_images_of_a_few_pixels(
 def test_a_record_from_before_the_small_convolution_keeps_its_network() -> None:
     record = dataclasses.asdict(ImpalaConfig(torso=SMALL))
     assert dataclass_from_json(ImpalaConfig, record) == ImpalaConfig(torso=SMALL)
-    del record["torso"]["small_image_pixels"]
+    for name in ("small_image_pixels", "normalize_small_images"):
+        del record["torso"][name]
     older = dataclass_from_json(ImpalaConfig, record)
+    assert not older.torso.normalize_small_images
     agent = Impala(EnvSpec(spaces.Box(0, 1, (7, 7, 3)), TWO), older)
     shapes = [leaf.shape for leaf in jax.tree.leaves(agent.new_networks(jax.random.key(0)))]
     assert (3, 3, 3, SMALL.resnet_channels[0]) in shapes

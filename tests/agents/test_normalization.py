@@ -89,7 +89,7 @@ def test_moments_of_nothing_stay() -> None:
 @pytest.mark.slow
 def test_normalizes_vectors_of_numbers_and_nothing_else() -> None:
     space = spaces.Dict(
-        picture=spaces.Box(0, 255, (4, 5), np.uint8),
+        picture=spaces.Box(0, 255, (17, 20), np.uint8),
         image=spaces.Box(-1, 1, (2, 6, 7)),
         number=spaces.Discrete(3),
         inner=spaces.Dict(vector=spaces.Box(-np.inf, np.inf, (3,), np.float64)),
@@ -97,7 +97,7 @@ def test_normalizes_vectors_of_numbers_and_nothing_else() -> None:
     normalizer = ObservationNormalizer(space, TorsoConfig())
     rng = np.random.default_rng(1)
     obs = {
-        "picture": rng.integers(0, 255, (9, 8, 4, 5), np.uint8),
+        "picture": rng.integers(0, 255, (9, 8, 17, 20), np.uint8),
         "image": rng.random((9, 8, 2, 6, 7), np.float32),
         "number": rng.integers(0, 3, (9, 8)),
         "inner": {"vector": 40.0 + 3.0 * rng.normal(size=(9, 8, 3))},
@@ -116,6 +116,28 @@ def test_normalizes_vectors_of_numbers_and_nothing_else() -> None:
     )
     flattening = ObservationNormalizer(space, FLATTENING)
     assert [moments.mean.shape for moments in flattening.new()] == [(2, 6, 7), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_small"), [((7, 7, 3), True), ((16, 16), True), ((4, 17, 16), False)]
+)
+def test_small_images_of_bytes_are_codes_and_normalized(
+    shape: tuple[int, ...], is_small: bool
+) -> None:
+    space = spaces.Box(0, 255, shape, np.uint8)
+    assert bool(ObservationNormalizer(space, TorsoConfig())) == is_small
+    assert not ObservationNormalizer(space, TorsoConfig(normalize_small_images=False))
+    assert not ObservationNormalizer(space, TorsoConfig(small_image_pixels=0))
+    assert not ObservationNormalizer(spaces.Box(0, 255, (64,), np.uint8), TorsoConfig())
+    if is_small:
+        normalizer = ObservationNormalizer(space, TorsoConfig())
+        codes = np.random.default_rng(2).integers(0, 3, (9, 8, *shape), np.uint8)
+        (moments,) = over_devices(
+            lambda obs: normalizer.update(normalizer.new(), obs), jnp.asarray(codes)[None]
+        )
+        seen = np.asarray(normalizer(normalizer.scaling((moments,)), codes))
+        assert seen.dtype == np.float32
+        assert 0.9 < seen.std() < 1.1
 
 
 def test_pixels_and_discrete_observations_are_left_alone() -> None:

@@ -194,8 +194,10 @@ def test_the_command_of_a_run_goes_on_with_what_its_agent_did_before_there_was_a
     assert folder.continued(config) == config
     record = json.loads(folder.config.read_text())
     assert record["agent"].pop("single_bounds") == "soft"
+    assert record["agent"]["torso"].pop("normalize_small_images")
     folder.config.write_text(json.dumps(record))
-    assert folder.continued(config).agent.single_bounds == "clipped"
+    before = folder.continued(config).agent
+    assert before.single_bounds == "clipped" and not before.torso.normalize_small_images
     folder.check_resumable(config)
     other = dataclasses.replace(config, agent=dataclasses.replace(config.agent, discount=0.5))
     with pytest.raises(UsageError, match=r"agent\.discount is"):

@@ -43,6 +43,9 @@ class TorsoConfig:
     """Channels of each section of impala_resnet."""
     small_image_pixels: int = 256
     """Most pixels (height times width) of an image that auto gives to small_cnn."""
+    normalize_small_images: bool = True
+    """Where observations are normalised, images of bytes of up to small_image_pixels are as well.
+    They are codes: divided by 255, as pixels are, those of MiniGrid are almost equal."""
     scale_bounded_observations: bool = False
     """Map observation components with finite bounds to [-1, 1]."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -80,9 +83,9 @@ class TorsoConfig:
 
     @staticmethod
     def of_record(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the fields of a record; one from before small_cnn keeps the network it had."""
-        is_older = "resnet_channels" in fields and "small_image_pixels" not in fields
-        return {**fields, "small_image_pixels": 0} if is_older else fields
+        """Return the fields of a record; an older one keeps its networks and its scaling."""
+        older = {"small_image_pixels": 0, "normalize_small_images": False}
+        return {**older, **fields} if "resnet_channels" in fields else fields
 
     @property
     def is_own(self) -> bool:

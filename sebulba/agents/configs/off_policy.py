@@ -27,8 +27,8 @@ class OffPolicyConfig(CommonConfig):
     target: TargetConfig = TargetConfig()
     """How the target network follows."""
     normalize_observations: bool = False
-    """Subtract the running mean of vector observations and divide by their standard deviation, in
-    acting and in batches; images and discrete parts stay as they are."""
+    """Subtract the running mean of observations and divide by their standard deviation, in
+    acting and in batches; large images and discrete parts stay as they are."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

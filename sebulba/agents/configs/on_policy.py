@@ -42,8 +42,8 @@ class ActorCriticConfig(OnPolicyConfig):
     trace_decay: float = 1.0
     """Lambda: weight of the errors of later steps in a target or an advantage."""
     normalize_observations: bool = False
-    """Subtract the running mean of vector observations and divide by their standard deviation;
-    images and discrete parts stay as they are."""
+    """Subtract the running mean of observations and divide by their standard deviation;
+    large images and discrete parts stay as they are."""
     normalize_rewards: bool = False
     """Divide rewards by the running standard deviation of their discounted sum."""
     reward_scale: float = 1.0

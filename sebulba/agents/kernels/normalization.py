@@ -108,7 +108,7 @@ class Scaling(NamedTuple):
 
 
 class ObservationNormalizer:
-    """Normalises the numbers in an observation; images and discrete parts are left alone.
+    """Normalises the numbers in an observation; large images and discrete parts are left alone.
 
     Statistics and scalings are tuples, one entry for each array that is normalised.
     """
@@ -119,7 +119,7 @@ class ObservationNormalizer:
         One that is not ``is_on`` has none, and returns observations as they are.
         """
         parts = _parts(space)
-        self._chosen = [is_on and _is_numbers(part, torso.kind == "mlp") for part in parts]
+        self._chosen = [is_on and _is_numbers(part, torso) for part in parts]
         self._shapes = [
             part.shape or () for part, chosen in zip(parts, self._chosen, strict=True) if chosen
         ]
@@ -199,10 +199,14 @@ def _parts(space: gymnasium.Space) -> list[gymnasium.Space]:
     return [space]
 
 
-def _is_numbers(space: gymnasium.Space, images_are_flattened: bool) -> bool:
-    if not isinstance(space, gymnasium.spaces.Box) or space.dtype == np.uint8:
+def _is_numbers(space: gymnasium.Space, torso: TorsoConfig) -> bool:
+    if not isinstance(space, gymnasium.spaces.Box):
         return False
-    return images_are_flattened or not is_image(space)
+    if space.dtype == np.uint8:
+        # Height and width, wherever the channels are, which are seldom more than either.
+        height, width = sorted(space.shape)[-2:] if is_image(space) else (np.inf, 1)
+        return torso.normalize_small_images and height * width <= torso.small_image_pixels
+    return torso.kind == "mlp" or not is_image(space)
 
 
 def _scaled(scaling: Scaling, x: Any) -> jax.Array:
