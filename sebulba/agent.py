@@ -8,6 +8,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -63,6 +64,25 @@ class AgentState(NamedTuple):
     """What the learner keeps from trajectories; written by ``update_experience`` and ``loss``."""
     step: tuple[PyTree, ...]
     """One step state per Inferencer; each written by its Inferencer only."""
+
+
+class WithBank(NamedTuple):
+    """What Inferencers act with where an agent has a bank."""
+
+    networks: PyTree
+    """Acting networks."""
+    bank: PyTree
+    """What ``Agent.bank`` returned."""
+
+
+def with_bank(networks: PyTree, bank: PyTree) -> PyTree:
+    """Return what Inferencers act with: acting networks, and the bank where there is one."""
+    return WithBank(networks, bank) if jax.tree.leaves(bank) else networks
+
+
+def without_bank(staged: PyTree) -> PyTree:
+    """Return the acting networks of what Inferencers act with."""
+    return staged.networks if isinstance(staged, WithBank) else staged
 
 
 class Agent(abc.ABC, Generic[ConfigT]):
@@ -178,7 +198,8 @@ class Agent(abc.ABC, Generic[ConfigT]):
         """Choose actions for B environments.
 
         Args:
-          networks: Acting networks (what ``acting_networks`` returned).
+          networks: Acting networks (what ``acting_networks`` returned); ``WithBank`` of an agent
+            that has a bank.
           step_state: Donated. State before ``env_step.obs`` is consumed; the agent resets it
             where ``env_step.is_first``.
           env_step: ``[B, ...]``.
@@ -323,6 +344,40 @@ class Agent(abc.ABC, Generic[ConfigT]):
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
         """Return what is staged for Inferencers and saved as the trained policy."""
         return networks
+
+    @property
+    def player(self) -> Agent:
+        """The agent that acts with acting networks alone: in evaluations and as a saved policy."""
+        return self
+
+    def bank(self, experience: PyTree) -> PyTree:
+        """Return what Inferencers act with beside acting networks, such as opponents.
+
+        It is staged when ``edit`` has changed the state. By default there is none.
+        """
+        return ()
+
+    @final
+    def staged(self, networks: PyTree, experience: PyTree) -> PyTree:
+        """Return what Inferencers act with."""
+        return with_bank(self.acting_networks(networks, experience), self.bank(experience))
+
+    def edit_due(self, before: int, now: int) -> bool:
+        """Tell whether ``edit`` is due, as env steps rose from ``before`` to ``now``; pure."""
+        return False
+
+    def edit(
+        self, state: AgentState, before: int, now: int, rng: np.random.Generator
+    ) -> AgentState:
+        """Return the state as the host changes it between two trajectories, or rounds in lockstep.
+
+        Args:
+          state: On the update devices, without step states; arrays that change may be donated.
+          before: As in ``edit_due``.
+          now: As in ``edit_due``.
+          rng: Chance that depends on the seed of the run and on ``now`` alone.
+        """
+        return state
 
     @abc.abstractmethod
     def update_experience(

@@ -336,11 +336,8 @@ class ExperimentConfig(LoopOptions):
         """Return what of it imports or runs code, or reads or writes files, that it names."""
         named = [] if self.agent_class is None else [f"the agent {self.agent_class}"]
         named += [f"the network {name}" for name in own_torsos(self.agent)]
-        named += [
-            f"the policy in {one!r}"
-            for one in getattr(self.agent, "frozen", {}).values()
-            if isinstance(one, str)
-        ]
+        if isinstance(self.agent, MultiAgentConfig):
+            named += self.agent.named_code()
         named += self.env.named_code()
         named += [f"the writer {name}" for name in self.writers if name != "tensorboard"]
         named += [f"the callback {name}" for name in self.callbacks]

@@ -108,6 +108,25 @@ class Updater:
         self._networks, self._opt = self._hosts.put((state.networks, state.opt), P())
         self._experience = self._hosts.put(state.experience, self._agent.experience_spec())
 
+    def edit(self, edit: Callable[[AgentState], AgentState]) -> None:
+        """Have the agent change its state between two updates (``Agent.edit``)."""
+        self.wait()
+        state = edit(self.state(()))
+        self._networks, self._opt = jax.device_put(state[:2], self._replicated)
+        self._experience = jax.device_put(state.experience, self._shardings)
+
+    def bank(self) -> PyTree:
+        """Return a copy of the agent's bank, replicated over the update devices."""
+        return () if type(self._agent).bank is Agent.bank else self._copy_bank(self._experience)
+
+    @functools.cached_property
+    def _copy_bank(self) -> Callable:
+        def bank(experience: PyTree) -> PyTree:
+            return copy_tree(self._agent.bank(experience))
+
+        mapped = self._map(bank, (self._agent.experience_spec(),), P())
+        return jax.jit(mapped, out_shardings=self._acting_sharding)
+
     def learned(self) -> tuple[PyTree, PyTree]:
         """Return networks and optimizer state, which the next update donates."""
         self.wait()

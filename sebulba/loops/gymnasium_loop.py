@@ -20,7 +20,7 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
-from sebulba.agent import Agent, AgentState
+from sebulba.agent import Agent, AgentState, without_bank
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.cluster.parts import join, parts
 from sebulba.envs import make_env_factory
@@ -491,7 +491,7 @@ class GymnasiumLoop:
         session = self._session
         programs = session.programs
         if programs is None or programs.run != run_spec or not programs.keys.fits(state.step[0]):
-            acting = jax.eval_shape(self.agent.acting_networks, state.networks, state.experience)
+            acting = jax.eval_shape(self.agent.staged, state.networks, state.experience)
             programs = CyclePrograms(self.agent, acting, state.step[0], run_spec)
             for inferencer in session.inferencers:
                 inferencer.run_cycle.use(programs)
@@ -603,7 +603,7 @@ class GymnasiumLoop:
         None while nothing has been learned.
         """
         staged = self._session.staging[self.inference_devices[0]].newest()
-        return staged.networks if staged is not None and staged.policy_version else None
+        return without_bank(staged.networks) if staged and staged.policy_version else None
 
     def stop(self) -> None:
         """End ``run()`` cleanly, as if it had reached ``num_cycles``; from any thread.

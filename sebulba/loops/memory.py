@@ -38,7 +38,7 @@ def memory_in_words(agent: Agent, run: RunSpec, queue_size: int) -> Iterator[Non
 def _said(error: Exception, agent: Agent, run: RunSpec, queue_size: int) -> str:
     """Return what was asked for, what is held, and the option that makes the largest smaller."""
     state = jax.eval_shape(lambda: agent.new_state(jax.random.key(0), run))
-    acting = jax.eval_shape(agent.acting_networks, state.networks, state.experience)
+    acting = jax.eval_shape(agent.staged, state.networks, state.experience)
     trajectory = jax.eval_shape(lambda acting: agent.empty_trajectory(acting, run), acting)
     devices, in_flight = run.num_update_devices, queue_size + 2 * run.num_inferencers
     config: Any = agent.config

@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Callable
 
 import jax
+import numpy as np
 
+from sebulba.agent import with_bank, without_bank
 from sebulba.inference.inferencer_pool import RunningInferencers
 from sebulba.learning.peers import Agreed, Peers, Wants, Word
 from sebulba.learning.update import Updater
@@ -44,6 +46,8 @@ class UpdateLoop:
         self._peers = peers
         self._acting: PyTree | None = None
         """The acting networks of now; None if the updater has to be asked for them."""
+        self._banks: dict[jax.Device, PyTree] | None = None
+        """The agent's bank on each inference device; None if the updater has to be asked for it."""
         self._is_prepared = session.inference_only
         self._warned = False
 
@@ -76,8 +80,9 @@ class UpdateLoop:
         """
         session, counters = self._session, self._session.counters
         while session.has_cycles_left and not self._peers.ends(session.stop_requested):
-            item = self._next_with_others()
-            if item is not None and self._consume(item):
+            before, item = counters.env_steps, self._next_with_others()
+            learned = item is not None and self._consume(item)
+            if self._edit_when_due(before) or learned:
                 counters.policy_version += 1
                 self.publish()
             del item  # which would be kept while the next one is made
@@ -115,8 +120,10 @@ class UpdateLoop:
             session.kept_round = []
             self._count_those_of_all(agreed)
             self._saving.finish_when_ready(items)
+            before = counters.env_steps
             while items:  # none is kept longer than it is needed
                 self._consume(items.pop(0))
+            self._edit_when_due(before)
             counters.policy_version += 1
             if not session.has_cycles_left or self._peers.ends(session.stop_requested):
                 break
@@ -198,6 +205,17 @@ class UpdateLoop:
         counters.updates += due
         return due > 0
 
+    def _edit_when_due(self, before: int) -> bool:
+        """Let the agent change its state if that is due since ``before`` env steps, and tell."""
+        session, now = self._session, self._session.counters.env_steps
+        if session.inference_only or not session.agent.edit_due(before, now):
+            return False
+        rng = np.random.default_rng([session.options.seed % 2**32, now])
+        with session.timer.phase("update"):
+            self._updater.edit(lambda state: session.agent.edit(state, before, now, rng))
+        self._acting = self._banks = None
+        return True
+
     def _lag(self, item: Item) -> int:
         """Return how many publishes ago the networks were that made ``item``."""
         return self._session.counters.policy_version - int(item.trajectory.policy_version)
@@ -249,11 +267,15 @@ class UpdateLoop:
             if self._acting is None:
                 self._acting = self._updater.acting_networks()
             version = self._session.counters.policy_version
+            if self._banks is None:
+                bank = self._updater.bank()
+                self._banks = {device: on_device(bank, device) for device in self._session.staging}
             for device, staging in self._session.staging.items():
-                staging.publish(Staged(version, on_device(self._acting, device)))
+                networks = with_bank(on_device(self._acting, device), self._banks[device])
+                staging.publish(Staged(version, networks))
 
     def networks_to_play(self) -> PyTree:
         """Return the acting networks that were published last, on the first inference device."""
         staged = self._session.staging[self._session.inferencers[0].device].newest()
         assert staged is not None, "publishing comes first"
-        return staged.networks
+        return without_bank(staged.networks)

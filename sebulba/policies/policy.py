@@ -92,7 +92,7 @@ class Policy:
           seed: Of the step state, for policies that draw random numbers.
           value_networks: What ``Agent.value_networks`` returned; ``value`` of some agents needs it.
         """
-        self.agent = agent
+        self.agent = agent = agent.player
         self.value_networks = value_networks
         self.acting_networks = acting_networks
         self.run = run
@@ -333,7 +333,7 @@ def save_policy(
     Raises:
       UsageError: The agent's class is inside a function, where it cannot be imported.
     """
-    folder = Path(folder)
+    folder, agent = Path(folder), agent.player
     if isinstance(agent, MultiAgent):
         _save_members(folder, agent, acting_networks, run, run_id, value_networks, about or {})
         return

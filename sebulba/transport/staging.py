@@ -16,7 +16,8 @@ class Staged(NamedTuple):
     policy_version: int
     """Rises by one whenever trained networks are published."""
     networks: PyTree
-    """Acting networks on the slot's device; its Inferencers read them, and nobody donates them."""
+    """Acting networks on the slot's device, ``WithBank`` where the agent has one; its Inferencers
+    read them, and nobody donates them."""
 
 
 class Staging:

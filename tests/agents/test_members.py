@@ -332,8 +332,9 @@ def test_a_configuration_of_others_is_checked(changes, words):
 def test_names_and_learners_are_checked():
     spec = sebulba.env_spec(Pairs)
     repeats = lambda obs, key: obs["observation"]  # noqa: E731
+    agent = make_agent(spec, MultiAgentConfig({"*": PPO}, frozen={"red": repeats, "blue": repeats}))
     with pytest.raises(UsageError, match="nothing can learn"):
-        make_agent(spec, MultiAgentConfig({"*": PPO}, frozen={"red": repeats, "blue": repeats}))
+        agent.check_run(RunSpec(4, 1, 10, 1))
     with pytest.raises(UsageError, match="auxiliary 'red' has the name of a member"):
         make_agent(spec, MultiAgentConfig({"*": PPO}, auxiliary={"red": RND}))
 

@@ -38,6 +38,7 @@ GUIDES = [
     "agents/atari",
     "agents/continuous-control",
     "many-agents",
+    "leagues",
     "jax-environments",
     "networks",
     "cluster",

@@ -17,8 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sebulba"
-NETWORKS, EXTERNAL, SWEEP = PACKAGES = [
-    ROOT / f"packages/sebulba-{name}" for name in ("networks", "external", "sweep")
+NETWORKS, EXTERNAL, SWEEP, LEAGUE = PACKAGES = [
+    ROOT / f"packages/sebulba-{name}" for name in ("networks", "external", "sweep", "league")
 ]
 
 
@@ -33,7 +33,8 @@ def modules_in(root: Path, package: str) -> dict[str, Path]:
 MODULES = modules_in(ROOT, "sebulba")
 OF_NETWORKS = modules_in(NETWORKS, "sebulba_networks")
 OF_EXTERNAL = modules_in(EXTERNAL, "sebulba_external")
-APART = {**OF_NETWORKS, **OF_EXTERNAL, **modules_in(SWEEP, "sebulba_sweep")}
+OF_LEAGUE = modules_in(LEAGUE, "sebulba_league")
+APART = {**OF_NETWORKS, **OF_EXTERNAL, **modules_in(SWEEP, "sebulba_sweep"), **OF_LEAGUE}
 EVERY = {**MODULES, **APART}
 
 ORDER = (
@@ -330,6 +331,7 @@ def wheel_of(package: Path, tmp_path: Path) -> tuple[set[str], list[str]]:
         (NETWORKS, ["sebulba"]),
         (EXTERNAL, ["msgpack", "numpy"]),  # a client needs no JAX
         (SWEEP, ["sebulba", "optuna"]),
+        (LEAGUE, ["sebulba"]),
     ],
 )
 def test_the_wheel_of_each_package_is_whole_and_needs_no_more(package, needed, tmp_path):

@@ -93,6 +93,10 @@ class MultiAgentConfig(AgentConfig):
                     "auxiliary; use for example RandomNetworkDistillationConfig()"
                 )
 
+    def named_code(self) -> list[str]:
+        """Return what it names that is read or imported."""
+        return [f"the policy in {one!r}" for one in self.frozen.values() if isinstance(one, str)]
+
     def players(self) -> dict[str, AgentConfig | FrozenConfig]:
         """Return hyper-parameters and fixed strategies by who has them."""
         frozen = {

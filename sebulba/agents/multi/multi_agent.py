@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -99,7 +99,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
 
         Raises:
           UsageError: A member's agent cannot take the spaces of its group, a name is of no group,
-            a slot has no agent, or nobody learns.
+            or a slot has no agent.
         """
         if not isinstance(spec, MultiAgentSpec):
             raise UsageError(
@@ -123,7 +123,8 @@ class MultiAgent(Agent[MultiAgentConfig]):
         }
         trained = {name: member.agent for name, member in self.members.items() if member.trains}
         self._learners: dict[str, Any] = {**trained, **self.auxiliaries}
-        _check_names(self.members, trained, self.auxiliaries)
+        if twice := sorted(self.members.keys() & self.auxiliaries.keys()):
+            raise UsageError(f"auxiliary {twice[0]!r} has the name of a member; give it another")
         key = jax.eval_shape(jax.random.key, 0)
         shapes = [jax.eval_shape(one.new_networks, key) for one in self.auxiliaries.values()]
         in_one = all(agent.updates_in_one_program for agent in trained.values())
@@ -139,6 +140,11 @@ class MultiAgent(Agent[MultiAgentConfig]):
         return {name: jax.random.fold_in(key, i) for i, name in enumerate(names)}
 
     def check_run(self, run: RunSpec) -> None:
+        if not any(member.trains for member in self.members.values()):
+            raise UsageError(
+                "all members are frozen, so nothing can learn; leave one out of frozen, or play "
+                "them with sebulba.evaluate"
+            )
         for name, member in self.members.items():
             try:
                 member.agent.check_run(_run_of(member, run))
@@ -528,18 +534,6 @@ def _agent_of(name: str, spec: EnvSpec, config: AgentConfig | FrozenConfig) -> A
         if not isinstance(config, FrozenConfig):
             raise
         raise UsageError(f"frozen member {name!r}: {error}") from error
-
-
-def _check_names(
-    members: Mapping[str, Any], trained: Mapping[str, Any], auxiliaries: Mapping[str, Any]
-) -> None:
-    if twice := sorted(members.keys() & auxiliaries.keys()):
-        raise UsageError(f"auxiliary {twice[0]!r} has the name of a member; give it another")
-    if not trained:
-        raise UsageError(
-            "all members are frozen, so nothing can learn; leave one out of frozen, or play them "
-            "with sebulba.evaluate"
-        )
 
 
 def _sharing_common(member: Member) -> Member:

@@ -77,9 +77,7 @@ class Shared:
             if self._programs is None or self._programs[0] != run:
                 key = jax.random.key(0)
                 state = jax.eval_shape(lambda key: given.agent.new_state(key, run), key)
-                acting = jax.eval_shape(
-                    given.agent.acting_networks, state.networks, state.experience
-                )
+                acting = jax.eval_shape(given.agent.staged, state.networks, state.experience)
                 step_state = jax.jit(lambda key: given.agent.new_step_state(key, run, 0))(key)
                 programs = CyclePrograms(given.agent, acting, step_state, run)
                 self._programs = run, programs, jax.tree.structure(acting)

@@ -200,7 +200,7 @@ def sizes_of(agent: Agent, run_spec: RunSpec) -> dict[str, int]:
     """
     key = jax.random.key(0)
     state = jax.eval_shape(lambda key: agent.new_state(key, run_spec), key)
-    acting = jax.eval_shape(agent.acting_networks, state.networks, state.experience)
+    acting = jax.eval_shape(agent.staged, state.networks, state.experience)
     trajectory = jax.eval_shape(lambda acting: agent.empty_trajectory(acting, run_spec), acting)
     return {
         "trajectory": _bytes(trajectory),

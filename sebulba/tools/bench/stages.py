@@ -164,14 +164,12 @@ class Stages:
         is_here = self._config.cluster.address in ("threads", "processes", "local")
         return is_here and all(device.platform == "cpu" for device in devices)
 
-    def use(self, state: AgentState, acting_networks: PyTree, cycles: int) -> None:
-        """Measure from now on with this state, which is copied, and its acting networks, after so
-        many cycles."""
+    def use(self, state: AgentState, cycles: int) -> None:
+        """Measure from now on with this state, which is copied, after so many cycles."""
         self._updater.place(state)
         self._consumed = cycles
-        self._networks = {
-            device: owned_copy(acting_networks, device) for device in set(self._devices)
-        }
+        acting = self._agent.staged(state.networks, state.experience)
+        self._networks = {device: owned_copy(acting, device) for device in set(self._devices)}
         jax.block_until_ready(self._networks)
         if not self._works:
             self._build(state)
@@ -179,8 +177,7 @@ class Stages:
     def use_new_state(self) -> None:
         """Measure with a state that has not been trained."""
         state = jax.jit(lambda key: self._agent.new_state(key, self._run))(jax.random.key(0))
-        acting = self._agent.acting_networks(state.networks, state.experience)
-        self.use(state, acting, cycles=0)
+        self.use(state, cycles=0)
 
     def _build(self, state: AgentState) -> None:
         acting = jax.eval_shape(lambda x: x, self._networks[self._devices[0]])

@@ -309,7 +309,7 @@ class Bench:
     def _use_trained_state(self) -> None:
         result = self.training.result
         assert result is not None, "warming up has trained"
-        self.stages.use(result.state, result.acting_networks, result.counters.cycles)
+        self.stages.use(result.state, result.counters.cycles)
 
     def _train(self) -> float:
         self.rounds.append(self.training.measure())

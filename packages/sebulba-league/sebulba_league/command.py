@@ -1,0 +1,111 @@
+"""``sebulba league RUN``: what a run knows of its opponents, and who of them beats whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sebulba.commands.options import TRUST, check_folder, json_of, number, option, parse
+from sebulba.errors import UsageError
+from sebulba.runs.api import open_run
+from sebulba.runs.exit_codes import EXIT_OK
+from sebulba.support.checks import at_least
+from sebulba.support.files import write_json
+from sebulba_league.config import LeagueConfig
+from sebulba_league.table import elo, print_ratings, print_rows, record_of, rows_of
+
+if TYPE_CHECKING:
+    from sebulba.checkpoints.checkpointer import Checkpoint
+    from sebulba.configs.experiment import ExperimentConfig
+    from sebulba.runs.folder import RunFolder
+
+NOW = "now"
+"""The learner at the end of the run, among the players of a cross-play."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table of a league, and have its snapshots play each other; return the exit code."""
+    arguments = parse(
+        "league",
+        "Show whom the learner of a run beats, from which seat, and whom it meets next.",
+        argv,
+        (
+            option("run", "folder of the run", metavar="RUN"),
+            number("--games", 0, "have all snapshots play each other, N games a pair and seat"),
+            number("--seed", 1, "of these games"),
+            option("--picture", "also draw it into FILE", metavar="FILE.png"),
+            json_of("the table"),
+            TRUST,
+        ),
+    )
+    at_least(0, "games", arguments.games)
+    check_folder("--picture", arguments.picture)
+    folder, _, (_, config) = open_run(arguments.run, trust=arguments.trust)
+    if not isinstance(config.agent, LeagueConfig):
+        raise UsageError(
+            f"{folder.path} is a run of {type(config.agent).__name__}, which has no league; name a "
+            "run of a preset such as kuhn-league"
+        )
+    from sebulba.checkpoints.checkpointer import Checkpointer
+
+    with Checkpointer(folder.checkpoints) as checkpointer:
+        checkpoint = checkpointer.load_newest(trust=arguments.trust)
+    if checkpoint is None:
+        raise UsageError(f"{folder.path} has no checkpoint yet; a run saves one at its end")
+    rows = rows_of(config.agent, checkpoint.snapshot.arrays)
+    title = f"{folder.path.name} after {checkpoint.env_steps:,} env steps"
+    print_rows(rows, title)
+    record: dict[str, Any] = {"opponents": [record_of(row) for row in rows]}
+    if not arguments.games and arguments.picture:
+        from sebulba_league.pictures import draw_results
+
+        draw_results(rows, arguments.picture, title)
+    if arguments.games:
+        record["cross_play"] = _cross_play(folder, config, checkpoint, arguments)
+    if arguments.json:
+        write_json(arguments.json, record)
+    return EXIT_OK
+
+
+def _cross_play(
+    folder: RunFolder, config: ExperimentConfig, checkpoint: Checkpoint, arguments: Any
+) -> dict[str, Any]:
+    """Play, print and draw; return what JSON keeps."""
+    import jax
+    import numpy as np
+
+    from sebulba.envs import env_spec, make_env_factory
+    from sebulba.loops.snapshot_trees import SnapshotReader
+    from sebulba.policies.policy import load_policy
+    from sebulba.runs.build import build_agent
+    from sebulba_league.agent import LeagueAgent
+    from sebulba_league.cross_play import cross_play
+    from sebulba_league.pictures import draw_cross_play
+
+    factory: Any = make_env_factory(config.env.id, **config.env.factory_arguments())
+    league = build_agent(config, env_spec(factory))
+    assert isinstance(league, LeagueAgent)
+    reader = SnapshotReader(checkpoint.snapshot)
+    like = jax.eval_shape(lambda: league.new_state(jax.random.key(0), reader.run_spec()))
+    history = reader.tree("lasting/history", like.experience.history)
+    generation = np.asarray(checkpoint.snapshot.arrays["lasting/generation"])
+    order = [i for i in np.argsort(generation) if generation[i] >= 0]
+    names = [f"#{generation[i]}" for i in order]
+    players = jax.tree.map(lambda rows: np.asarray(rows)[order], history)
+    if folder.policy.is_dir():
+        now = load_policy(folder.policy, trust=arguments.trust).acting_networks
+        players = jax.tree.map(
+            lambda x, one: np.concatenate([x, np.asarray(one)[None]]), players, now
+        )
+        names.append(NOW)
+    results = cross_play(league, players, factory, games=arguments.games, seed=arguments.seed)
+    ratings, margins = elo(results)
+    print_ratings(names, ratings, margins)
+    if arguments.picture:
+        draw_cross_play(names, results, ratings, margins, arguments.picture)
+    return {
+        "players": names,
+        "results": results.tolist(),
+        "elo": ratings.tolist(),
+        "elo_interval_95": margins.tolist(),
+    }
