@@ -131,7 +131,6 @@ def train_and_hash(
     cycle: Any,
     devices: int,
     *,
-    without_experience: bool = False,
     address: str = "threads",
 ) -> str:
     """Return the hash of the agent state and the acting networks after twelve cycles."""
@@ -149,11 +148,8 @@ def train_and_hash(
         cluster=ClusterOptions(address=address),
     ) as loop:
         result = loop.run(loop.new_state(7, STEPS), CYCLES, STEPS)
-    state = result.state
-    if without_experience:
-        state = state._replace(experience=())
     digest = hashlib.sha256()
-    for leaf in jax.tree.leaves((state, result.acting_networks)):
+    for leaf in jax.tree.leaves((result.state, result.acting_networks)):
         digest.update(bytes_of(leaf))
     return digest.hexdigest()[:16]
 

@@ -12,11 +12,12 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sebulba.commands.options import Option, check_folder, number, option
+from sebulba.commands.options import Option, number, option
 from sebulba.errors import UsageError
 from sebulba.runs.configurations import config_first
 from sebulba.runs.read_config import read_config
 from sebulba.support.checks import at_least
+from sebulba.support.files import check_folder_of
 
 LEAST_REPEATS = 5
 KINDS = ("stepped", "fused", "threads", "processes")
@@ -171,7 +172,7 @@ def _check(given: Mapping[str, Any], options: Sequence[Option]) -> None:
     for word, keywords in options:
         value = given.get(keywords.get("dest", word.removeprefix("--").replace("-", "_")))
         if keywords.get("metavar") in ("FILE", "FOLDER"):
-            check_folder(word, value)
+            check_folder_of(value, word)
 
 
 def _parser(

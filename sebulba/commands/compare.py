@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from sebulba.commands.options import json_of, number, option, parse
@@ -128,7 +129,7 @@ def board(argv: list[str]) -> int:
         number("--port", PORT, "0: any free port"),
     )
     given = parse("board", what, argv, options)
-    if not given.folder.is_dir():
+    if not os.path.isdir(given.folder):
         raise UsageError(f"{shown(str(given.folder))} is not a folder; give one with runs in it")
     if not 0 <= given.port < 2**16:
         raise UsageError(f"--port {given.port} must be from 0 to 65535; choose another")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
-from sebulba.errors import UsageError
+from sebulba.support.files import check_folder_of
 
 Option = tuple[str, dict[str, Any]]
 """Name of an argument, and the keywords of ``add_argument``."""
@@ -54,11 +53,5 @@ def parse(
     for name, keywords in options:
         parser.add_argument(name, **keywords)
     arguments = parser.parse_args(argv)
-    check_folder("--json", getattr(arguments, "json", None))
+    check_folder_of(getattr(arguments, "json", None), "--json")
     return arguments
-
-
-def check_folder(name: str, file: str | None) -> None:
-    """Raise UsageError unless the file of an option is in a folder that exists."""
-    if file is not None and not Path(file).absolute().parent.is_dir():
-        raise UsageError(f"{name} {file} is in a folder that does not exist; make it")

@@ -31,7 +31,13 @@ from sebulba.options import INT32, MOST_EPISODE_STEPS
 from sebulba.policies.pretrained import beside, folder_of
 from sebulba.runs.folder import RunFolder
 from sebulba.support.checks import at_least
-from sebulba.support.files import PARTIAL, check_no_link, write_json
+from sebulba.support.files import (
+    PARTIAL,
+    check_folder_of,
+    check_no_link,
+    make_folder,
+    write_json,
+)
 from sebulba.support.trust import trust_of
 from sebulba.support.user_code import import_from_here
 
@@ -190,15 +196,14 @@ def export(argv: list[str]) -> int:
         raise UsageError(f"batch={given.batch} must be from 1 to {MOST_ENVS:,}; use 1")
     out = Path(given.out or beside(given.run, "export"))
     trained = _policy_of(given)
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"{shown(str(out))} is in a folder that does not exist; make it")
+    check_folder_of(out)
     from sebulba.policies.export.acting import acting_of, in_float32
     from sebulba.policies.export.check import OBSERVATIONS, largest_difference
     from sebulba.policies.export.forms import DESCRIPTION_FILE, FORMS, describe
 
     policy = in_float32(trained)
     acting = acting_of(policy, given.batch)
-    out.mkdir(exist_ok=True)
+    make_folder(out, "--out")
     file = out / f"policy.{given.to}"
     partial = out / f"{PARTIAL}{file.name}"
     try:

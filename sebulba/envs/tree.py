@@ -50,6 +50,9 @@ class Obs:
     """Only the learner sees it; the policy never does."""
     legal_actions: bool = False
     """It says which actions are legal: MultiBinary, an entry for each action."""
+    frame_stack: int = 0
+    """If positive, axis 0 of an image stacks this many frames, newest last: a replay keeps each
+    frame once, if the agent observes nothing else and never waits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,10 +279,10 @@ def _slots_of_agent(node: AgentNode, path: str, common: Obs | None, waits: bool)
         )
         for part, space in _named_spaces(node.act.space, path).items():
             action = _action_space(space, _join(path, part))
-            yield Slot(_join(path, part), _spec(parts, action, path, common), True)
+            yield Slot(_join(path, part), _spec(parts, action, path, common, True), True)
         return
     action = atomic_action_space(node.act.space, path)
-    yield Slot(path, _spec(parts, action, path, common), waits)
+    yield Slot(path, _spec(parts, action, path, common, waits), waits)
 
 
 def named_parts(obs: Any, path: str, at: str = "") -> Iterator[tuple[str, Obs]]:
@@ -302,7 +305,7 @@ def named_parts(obs: Any, path: str, at: str = "") -> Iterator[tuple[str, Obs]]:
 
 
 def _spec(
-    parts: Mapping[str, Obs], action: gymnasium.Space, path: str, common: Obs | None
+    parts: Mapping[str, Obs], action: gymnasium.Space, path: str, common: Obs | None, waits: bool
 ) -> EnvSpec:
     masks = [name for name, obs in parts.items() if obs.legal_actions]
     _require(len(masks) < 2, path, f"has {len(masks)} legal_actions ({', '.join(masks)}); keep one")
@@ -328,8 +331,11 @@ def _spec(
             fits, path, f"has legal_actions of {obs.space}; use MultiBinary({size}) for {action}"
         )
     hidden = tuple(name for name, obs in parts.items() if obs.eval_only)
-    space = observed[""] if list(observed) == [""] else spaces.Dict(observed)
-    return EnvSpec(space, action, eval_only=hidden, legal_actions=masks[0] if masks else None)
+    legal = masks[0] if masks else None
+    if list(observed) != [""]:
+        return EnvSpec(spaces.Dict(observed), action, eval_only=hidden, legal_actions=legal)
+    stack = 0 if waits else parts[""].frame_stack
+    return EnvSpec(observed[""], action, stack, eval_only=hidden, legal_actions=legal)
 
 
 def atomic_action_space(space: Any, path: str) -> gymnasium.Space:
@@ -444,6 +450,13 @@ def _check_obs(obs: Obs, path: str) -> None:
         isinstance(obs.space, gymnasium.Space),
         path,
         f"has space={shown(obs.space)}; give a Space",
+    )
+    shape = obs.space.shape or ()
+    _require(
+        obs.frame_stack == 0 or (len(shape) == 3 and obs.frame_stack == shape[0]),
+        path,
+        f"has frame_stack={shown(obs.frame_stack)} for {obs.space}; use the number of frames in "
+        "axis 0 of an image, or 0",
     )
 
 

@@ -168,6 +168,11 @@ class FusedCycle(LocalCycle):
     def _who(self) -> str:
         return f"a fused cycle of {self._env.spec.name!r}"
 
+    def compile(self, networks: PyTree, step_state: PyTree, stop: threading.Event) -> None:
+        """Compile the first program of a cycle, unless stopped before or while it compiles."""
+        position = Position(self._programs.keys.unwrap(step_state), self._env_state, self._row)
+        self._program(0, stop, jax.tree.leaves(networks), position, None)
+
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
     ) -> tuple[Item | None, PyTree]:

@@ -183,6 +183,9 @@ def run_cycles(
 
     inferencer.begin_if_new()
     newest: Staged | None = staged if lockstep or permit() else None
+    if newest is not None and not lockstep and hasattr(inferencer.run_cycle, "compile"):
+        inferencer.run_cycle.compile(newest.networks, inferencer.step_state, stop.now)
+        newest = take()  # others may have been learned from meanwhile
     while newest is not None and (lockstep or not stop.soon.is_set()):
         item = inferencer.play(newest, stop.now)
         if item is None:

@@ -433,7 +433,7 @@ def load_policy(
         or the agent cannot be imported, or is not to be trusted.
     """
     folder = folder_of(run)
-    if (folder / "policy").is_dir():
+    if os.path.isdir(folder / "policy"):
         folder = folder / "policy"
         check_no_link(folder)
     file = folder / CONFIG_FILE

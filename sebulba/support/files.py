@@ -61,9 +61,26 @@ def check_regular(file: Path, *, links: bool = True, most: int | None = None) ->
         check_no_link(file)
     # os.path's functions are False for names that no file can have.
     if os.path.exists(file) and not os.path.isfile(file):
-        raise UsageError(f"{file} is not a regular file; give the folder of a run")
+        raise UsageError(f"{file} is not a regular file; give another")
     if most is not None and os.path.exists(file) and os.path.getsize(file) > most:
         raise UsageError(f"{file} has more than {most:,} bytes; no run wrote it")
+
+
+def check_folder_of(file: str | Path | None, option: str = "") -> None:
+    """Raise UsageError unless the folder exists in which ``file``, if any, will be written."""
+    if file is not None and not os.path.isdir(absolute(file).parent):
+        where = f"{option} {shown(str(file))}".strip()
+        raise UsageError(f"{where} is in a folder that does not exist; make it")
+
+
+def make_folder(folder: Path, option: str) -> None:
+    """Make the folder that ``option`` names, if it is not there; UsageError if it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{option} {shown(str(folder))} cannot be made ({error.strerror}); use another"
+        ) from error
 
 
 def check_no_link(path: Path) -> None:

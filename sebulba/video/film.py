@@ -17,7 +17,7 @@ import numpy as np
 from sebulba.agent import Agent
 from sebulba.errors import UsageError, shown, text_of
 from sebulba.policies.policy import Policy
-from sebulba.support.files import PARTIAL
+from sebulba.support.files import PARTIAL, check_folder_of
 from sebulba.types import EnvFactory, PyTree
 from sebulba.video.rendering import Shown, Stage, Stopped, enlarged
 
@@ -55,8 +55,7 @@ def check_film_file(file: Path) -> None:
         raise UsageError(
             f"{shown(str(file))} must end in {' or '.join(SUFFIXES)}; use for example video.mp4"
         )
-    if not file.absolute().parent.is_dir():
-        raise UsageError(f"{shown(str(file))} is in a folder that does not exist; make it")
+    check_folder_of(file)
     try:
         import imageio_ffmpeg  # noqa: F401
     except ModuleNotFoundError as error:

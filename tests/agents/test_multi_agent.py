@@ -32,6 +32,7 @@ from sebulba.agents.configs.multi_agent import assigned
 from sebulba.agents.kernels.exploration import epsilon_greedy
 from sebulba.agents.kernels.legal_actions import legal_mask, only_legal
 from sebulba.agents.multi.multi_agent import MultiAgent
+from sebulba.envs.tree import compile_tree
 from sebulba.inference.episodes import SlotStatistics
 from sebulba.loops.evaluation import EvaluationPlayer
 from sebulba.metrics.counters import of_groups
@@ -63,9 +64,21 @@ if os.environ.get("ALL_LONE_CASES"):
 def test_a_group_of_one_is_a_single_agent_bit_for_bit(case, cycle, devices):
     env, agent_class, config = CASES[case]
     of_run: Any = {"config": config, "cycle": cycle, "devices": devices}
-    of_run["without_experience"] = case == "dqn-frames"  # frames are kept once of one agent only
     single = train_and_hash(env, agent_class, **of_run)
     assert train_and_hash(alone(env), alone_class(agent_class), **of_run) == single
+
+
+STACK = Obs(spaces.Box(0, 255, (4, 20, 20), np.uint8), frame_stack=4)
+
+
+@pytest.mark.parametrize(("waits", "kept"), [(False, (20, 20)), (True, (4, 20, 20))])
+def test_a_replay_of_slots_keeps_frames_once(waits, kept):
+    tree = Population({name: AgentNode(STACK, Act(spaces.Discrete(2))) for name in ("a_0", "a_1")})
+    agent = make_agent(compile_tree(tree, waits=waits), DQNConfig(replay=ReplayConfig(800, 16)))
+    run = RunSpec(num_envs=3, num_inferencers=2, steps_per_cycle=5, num_update_devices=1)
+    state = jax.eval_shape(lambda key: agent.new_state(key, run), jax.random.key(0))
+    frames = {x.shape[3:] for x in jax.tree.leaves(state.experience) if x.shape[-2:] == (20, 20)}
+    assert frames == {kept}
 
 
 # Who plays whom.

@@ -178,6 +178,7 @@ BAD: dict[str, tuple[Any, str]] = {
         Population({"a": NODE}, common=Obs(BOX, eval_only=True)),
         "'common' is eval_only",
     ),
+    "frames that are not there": (node_of(Obs(BOX, frame_stack=4)), "frame_stack=4 for Box"),
     "common of text": (Population({"a": NODE}, common=Obs(spaces.Text(3))), "node 'common'"),
     "an own part named common": (
         Population({"a": AgentNode({"common": Obs(BOX)}, Act(CHOICE))}, common=Obs(BOX)),

@@ -389,6 +389,30 @@ def test_a_stop_waits_for_a_compile_and_does_not_call_it_a_hang(monkeypatch):
         assert loop.run(loop.new_state(0, 5), 4, 5).stopped
 
 
+def test_networks_are_taken_once_the_first_program_is_compiled(monkeypatch):
+    """Others train while an Inferencer compiles: its first trajectory would be that much older."""
+    versions: dict[int, list[int]] = {}
+    compile_chunk = fused_cycle.FusedCycle._compile_chunk
+    is_first, others_trained = threading.Lock(), threading.Event()
+
+    def observe(trajectory, step_infos):
+        versions.setdefault(int(trajectory.inferencer), []).append(int(trajectory.policy_version))
+        if max(map(len, versions.values())) > 8:
+            others_trained.set()
+        if len(versions) == 2:
+            loop.stop()
+
+    def compile_late(cycle, *arguments):
+        assert is_first.acquire(blocking=False) or others_trained.wait(DEADLINE_S)
+        return compile_chunk(cycle, *arguments)
+
+    monkeypatch.setattr(fused_cycle.FusedCycle, "_compile_chunk", compile_late)
+    loop, _ = make_tiny_loop("CartPole-v1", cycle="fused", observe_cycle=observe)
+    with loop:
+        loop.run(loop.new_state(0, 5), 10**6, 5)
+    assert len(versions) == 2 and min(versions.values(), key=len)[0] > 4
+
+
 def test_a_stop_before_its_turn_to_compile_ends_a_fused_cycle(monkeypatch):
     loop, _ = make_tiny_loop("CartPole-v1", cycle="fused", **ONE)
 

@@ -23,7 +23,8 @@ class Alone:
         self._env = env
         self.num_envs = env.num_envs
         spec = env.spec
-        tree = Population({GROUP: AgentNode(Obs(spec.observation_space), Act(spec.action_space))})
+        obs = Obs(spec.observation_space, frame_stack=spec.frame_stack)
+        tree = Population({GROUP: AgentNode(obs, Act(spec.action_space))})
         self.spec = compile_tree(tree, name=spec.name)
 
     def reset(self) -> EnvOutput:

@@ -60,7 +60,12 @@ def host_and_port(address: str) -> tuple[str, int]:
       ProtocolError: It is something else.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    try:
+        host.encode("idna")  # as what listens and connects does
+        is_one = bool(host) and port.isdecimal() and int(port) < 65536
+    except ValueError:  # too long
+        is_one = False
+    if not is_one:
         raise ProtocolError(
             f"address {address!r} must be HOST:PORT or unix:PATH, such as 127.0.0.1:7770"
         )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sebulba.commands.options import BEST, PLATFORM, TRUST, flag, number, option, parse
 from sebulba.errors import UsageError
 from sebulba.runs.folder import RunFolder
-from sebulba.support.files import check_no_link
+from sebulba.support.files import check_regular
 from sebulba.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 1.0
 """Seconds between two looks for a newer policy."""
-MOST_SEATS = 4096
+MOST_SEATS, MOST_TOKEN_BYTES = 4096, 4096
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,9 +83,9 @@ def token_in(file: Path) -> str:
             descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "w") as new:
                 new.write(secrets.token_urlsafe(24) + "\n")
-        check_no_link(file)
+        check_regular(file, links=False, most=MOST_TOKEN_BYTES)
         token = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, UsageError) as error:
         why = getattr(error, "strerror", None) or error
         raise UsageError(f"--token-file {file} cannot be used ({why}); use another") from None
     if not token:
@@ -159,7 +159,7 @@ class PolicyServer:
 
     def _newest_stamp(self) -> int:
         files = [self._folder / "policy/config.json", self._folder / "config.json"]
-        return max((file.stat().st_mtime_ns for file in files if file.exists()), default=0)
+        return max((file.stat().st_mtime_ns for file in files if os.path.exists(file)), default=0)
 
     def _watch(self) -> None:
         """Load the policy again whenever the run has written a newer one."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 from sebulba.options import INT32
 from sebulba.runs.folder import RunFolder
 from sebulba.support.checks import at_least
@@ -46,8 +47,8 @@ def main(argv: Sequence[str]) -> int:
     for name in ("points", "networks", "flows", "steps"):
         if (value := getattr(arguments, name, 1)) is not None:
             at_least(1, name, value)
-    if arguments.out is not None and not Path(arguments.out).is_dir():
-        raise UsageError(f"--out={arguments.out} is not a folder; create it")
+    if arguments.out is not None and not os.path.isdir(arguments.out):
+        raise UsageError(f"--out={shown(arguments.out)} is not a folder; create it")
     learned = _read(arguments)
     files = Path(arguments.out or arguments.run)
     commands = {"sweep": _sweep, "play": _play, "fairness": _fairness, "deploy": _deploy}

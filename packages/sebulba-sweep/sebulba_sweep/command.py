@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from sebulba.runs.folder import RunFolder
 from sebulba.runs.read_config import read_config
 from sebulba.runs.signals import StopOnSignal
 from sebulba.support.checks import at_least
-from sebulba.support.files import check_regular, read_json_object, write_json
+from sebulba.support.files import check_regular, make_folder, read_json_object, write_json
 from sebulba_sweep.space import Space, read_space
 from sebulba_sweep.study import Ended, Study, import_optuna
 from sebulba_sweep.sweep import Plan, Sweep, words_of
@@ -129,7 +130,7 @@ def _opened(folder: Path, about: dict[str, Any], resume: bool) -> Any:
       UsageError: It holds another sweep, or one that is not to be resumed.
     """
     file = folder / SWEEP
-    if file.exists():
+    if os.path.exists(file):
         if not resume:
             raise UsageError(
                 f"{folder} holds a sweep; continue it with --resume, or choose another "
@@ -142,12 +143,7 @@ def _opened(folder: Path, about: dict[str, Any], resume: bool) -> Any:
                     f"the sweep in {folder} has {name}={shown(before.get(name))}, and not "
                     f"{shown(value)}; repeat its command, or choose another --sweep-dir"
                 )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"--sweep-dir {folder} cannot be made ({error.strerror}); use another"
-        ) from error
+    make_folder(folder, "--sweep-dir")
     for path in sorted(folder.iterdir()):  # the folder may be a stranger's
         if not path.is_dir() or path.is_symlink():
             check_regular(path, links=False)

@@ -9,6 +9,7 @@ to choose from. A range whose ends are both integers holds integers; 1 is one an
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -70,9 +71,9 @@ def read_space(file: Path) -> dict[str, Choices | Range]:
     Raises:
       UsageError: It is missing or damaged, or an entry is neither a list nor a range.
     """
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise UsageError(
-            f"--space {file} does not exist; write one, such as "
+            f"--space {shown(str(file))} does not exist; write one, such as "
             '{"learning-rate": {"low": 1e-4, "high": 1e-2, "log": true}, "num-envs": [16, 32]}'
         )
     return space_of(read_json_object(file), str(file))

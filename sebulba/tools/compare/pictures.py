@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 from sebulba.metrics.figures import new_figure, open_frame, shorten
 from sebulba.metrics.plots import COLOURS, marker_of
 from sebulba.metrics.short_text import short
 from sebulba.runs.summary import plain
+from sebulba.support.files import check_folder_of
 from sebulba.tools.board.html import Html, page, section, table
 from sebulba.tools.compare.curves import CONFIDENCE, Curve, Group
 from sebulba.tools.compare.tables import number, print_table
@@ -33,9 +34,10 @@ def check_picture(file: str) -> None:
     """Raise UsageError if a picture cannot be written under this name."""
     path = Path(file)
     if path.suffix not in SUFFIXES:
-        raise UsageError(f"--out {file} must end in {', '.join(SUFFIXES)}; choose one of them")
-    if not path.absolute().parent.is_dir():
-        raise UsageError(f"--out {file} is in a folder that does not exist; make it")
+        raise UsageError(
+            f"--out {shown(file)} must end in {', '.join(SUFFIXES)}; choose one of them"
+        )
+    check_folder_of(file, "--out")
 
 
 def rows_of(groups: Sequence[Group]) -> list[dict[str, Any]]:
