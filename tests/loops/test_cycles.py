@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -200,6 +201,7 @@ def test_the_host_asks_for_all_of_a_chunk_before_it_reads(monkeypatch):
             return *rest, finished, jax.tree.map(lambda x: Noted(x, events), chunk)
 
         compiled = program_of(cycle, *arguments)
+        cycle._device = SimpleNamespace(platform="gpu")
         return program
 
     monkeypatch.setattr(fused_cycle, "FIRST_CHUNK_ENV_STEPS", 3 * 4)
