@@ -41,18 +41,21 @@ WRITERS = Group("sebulba.writers", "the writer")
 """By the name of ``--writers``: what makes a writer."""
 
 _NETWORKS, _EXTERNAL, _LEAGUE = "sebulba-networks", "sebulba-external", "sebulba-league"
+_OFFLINE = "sebulba-offline"
 _APART = {
     ENVIRONMENTS: {"sebulba": _NETWORKS, "external": _EXTERNAL},
     PRESETS: {
         **{f"congestion-{agent}": _NETWORKS for agent in ("ppo", "impala", "sac", "ddpg")},
         "shared-bottleneck-ppo": _NETWORKS,
         **{f"{game}-league": _LEAGUE for game in ("kuhn", "leduc", "tic-tac-toe", "connect-four")},
+        **dict.fromkeys(("bc", "iql", "td3-bc", "rebrac", "sac-data"), _OFFLINE),
     },
     COMMANDS: {
         "networks": _NETWORKS,
         "serve": _EXTERNAL,
         "sweep": "sebulba-sweep",
         "league": _LEAGUE,
+        "dataset": _OFFLINE,
     },
 }
 """Packages that belong to Sebulba and are installed apart from it, by the names that they bring."""

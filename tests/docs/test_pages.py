@@ -43,6 +43,7 @@ GUIDES = [
     "networks",
     "cluster",
     "external",
+    "offline",
 ]
 """Pages of which every block runs; others have tests of their own."""
 

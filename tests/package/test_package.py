@@ -17,8 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sebulba"
-NETWORKS, EXTERNAL, SWEEP, LEAGUE = PACKAGES = [
-    ROOT / f"packages/sebulba-{name}" for name in ("networks", "external", "sweep", "league")
+NETWORKS, EXTERNAL, SWEEP, LEAGUE, OFFLINE = PACKAGES = [
+    ROOT / f"packages/sebulba-{name}"
+    for name in ("networks", "external", "sweep", "league", "offline")
 ]
 
 
@@ -35,6 +36,7 @@ OF_NETWORKS = modules_in(NETWORKS, "sebulba_networks")
 OF_EXTERNAL = modules_in(EXTERNAL, "sebulba_external")
 OF_LEAGUE = modules_in(LEAGUE, "sebulba_league")
 APART = {**OF_NETWORKS, **OF_EXTERNAL, **modules_in(SWEEP, "sebulba_sweep"), **OF_LEAGUE}
+APART |= modules_in(OFFLINE, "sebulba_offline")
 EVERY = {**MODULES, **APART}
 
 ORDER = (
@@ -332,6 +334,7 @@ def wheel_of(package: Path, tmp_path: Path) -> tuple[set[str], list[str]]:
         (EXTERNAL, ["msgpack", "numpy"]),  # a client needs no JAX
         (SWEEP, ["sebulba", "optuna"]),
         (LEAGUE, ["sebulba"]),
+        (OFFLINE, ["sebulba"]),
     ],
 )
 def test_the_wheel_of_each_package_is_whole_and_needs_no_more(package, needed, tmp_path):
