@@ -11,7 +11,6 @@ from sebulba.commands.options import (
     BEST,
     PLATFORM,
     TRUST,
-    check_folder,
     flag,
     json_of,
     number,
@@ -20,7 +19,7 @@ from sebulba.commands.options import (
 )
 from sebulba.errors import UsageError
 from sebulba.options import INT32, MOST_EPISODE_STEPS
-from sebulba.support.files import check_no_link, write_json
+from sebulba.support.files import check_folder_of, check_no_link, write_json
 
 USAGE = """\
 usage: sebulba dataset record RUN --out DIR [options]   record episodes of a trained policy
@@ -119,7 +118,7 @@ def show(argv: Sequence[str]) -> int:
     from sebulba_offline.dataset import load
     from sebulba_offline.describe import described, lines
 
-    check_folder("--out", given.out)
+    check_folder_of(given.out, "--out")
     if given.out is not None and Path(given.out).suffix not in (".png", ".svg"):
         raise UsageError(f"--out {given.out} must end in .png or .svg; use dataset.png")
     dataset = load(Path(given.dataset))
