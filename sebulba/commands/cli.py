@@ -47,8 +47,6 @@ usage: sebulba train CONFIG [options]      train an agent
        sebulba runs [FOLDER]               list runs: steps, returns, how they ended
        sebulba plot RUN... [options]       draw the returns of runs over seeds
        sebulba diff RUN RUN                compare two runs
-       sebulba report RUN [--out FILE]     write an HTML report of a run
-       sebulba board [FOLDER] [--port N]   show runs in a browser
        sebulba video RUN [--out FILE]      film a trained policy
        sebulba watch RUN                   watch a policy in a window or the terminal
        sebulba export RUN --to FORM        write a policy as StableHLO or ONNX
@@ -175,8 +173,6 @@ COMMANDS = {
     "runs": "compare:runs",
     "plot": "compare:plot",
     "diff": "compare:diff",
-    "report": "compare:report",
-    "board": "compare:board",
     "video": "playing:video",
     "watch": "playing:watch",
     "export": "playing:export",

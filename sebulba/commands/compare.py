@@ -1,20 +1,16 @@
-"""``sebulba runs``, ``policies``, ``plot``, ``diff``, ``report`` and ``board``. Free of JAX."""
+"""``sebulba runs``, ``policies``, ``plot`` and ``diff``. Free of JAX."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 
-from sebulba.commands.options import json_of, number, option, parse
-from sebulba.errors import UsageError, shown
+from sebulba.commands.options import json_of, option, parse
+from sebulba.errors import UsageError
 from sebulba.policies import pretrained
 from sebulba.runs.summary import read_run, run_folders
 from sebulba.support.files import write_json
 from sebulba.tools.compare import curves, tables
 
-PORT = 8080
-"""Where the board is if nothing else is said."""
 _RUNS = "folder of a run, or a folder with runs in it"
 _JSON = json_of("the table")
 
@@ -89,55 +85,4 @@ def diff(argv: list[str]) -> int:
     what = "Compare two runs: configurations, versions, results."
     given = parse("diff", what, argv, options)
     tables.print_differences(read_run(given.first), read_run(given.second))
-    return 0
-
-
-def report(argv: list[str]) -> int:
-    """Write a run as one page; returns the exit code."""
-    what = (
-        "Write an HTML report of a run, in one file: configuration, how it ended, curves, "
-        "where the time went, faults, checkpoints, versions."
-    )
-    out = "page to write; default: %(default)s"
-    options = (
-        option("run", "folder of the run, such as runs/NAME", metavar="RUN", type=Path),
-        option("--out", out, default="report.html", metavar="FILE"),
-    )
-    given = parse("report", what, argv, options)
-    from sebulba.tools.board.pages import report_page
-
-    whole = report_page(given.run)
-    try:
-        Path(given.out).write_text(whole, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"--out {shown(given.out)} cannot be written ({error.strerror}); choose another"
-        ) from error
-    print(f"written: {given.out} ({len(whole.encode()) / 1000:,.0f} kB)")
-    return 0
-
-
-def board(argv: list[str]) -> int:
-    """Serve the runs of a folder on loopback until Ctrl-C; returns the exit code."""
-    what = (
-        "Show the runs of a folder in a browser on this machine: a table, a live page for each, "
-        "and two beside each other."
-    )
-    place = {"metavar": "FOLDER", "nargs": "?", "default": "runs", "type": Path}
-    options = (
-        option("folder", "default: runs", **place),
-        number("--port", PORT, "0: any free port"),
-    )
-    given = parse("board", what, argv, options)
-    if not os.path.isdir(given.folder):
-        raise UsageError(f"{shown(str(given.folder))} is not a folder; give one with runs in it")
-    if not 0 <= given.port < 2**16:
-        raise UsageError(f"--port {given.port} must be from 0 to 65535; choose another")
-    from sebulba.tools.board.server import LOOPBACK, listen, server
-
-    serving = server(given.folder)
-    with listen(given.port) as bound, contextlib.suppress(KeyboardInterrupt):
-        where = f"http://{LOOPBACK}:{bound.getsockname()[1]}/"
-        print(f"{where} shows the runs in {given.folder}; Ctrl-C ends it", flush=True)
-        serving.run(sockets=[bound])
     return 0

@@ -56,6 +56,8 @@ _APART = {
         "sweep": "sebulba-sweep",
         "league": _LEAGUE,
         "dataset": _OFFLINE,
+        "board": "sebulba-board",
+        "report": "sebulba-board",
     },
 }
 """Packages that belong to Sebulba and are installed apart from it, by the names that they bring."""

@@ -17,9 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sebulba"
-NETWORKS, EXTERNAL, SWEEP, LEAGUE, OFFLINE = PACKAGES = [
+NETWORKS, EXTERNAL, SWEEP, LEAGUE, OFFLINE, BOARD = PACKAGES = [
     ROOT / f"packages/sebulba-{name}"
-    for name in ("networks", "external", "sweep", "league", "offline")
+    for name in ("networks", "external", "sweep", "league", "offline", "board")
 ]
 
 
@@ -37,6 +37,7 @@ OF_EXTERNAL = modules_in(EXTERNAL, "sebulba_external")
 OF_LEAGUE = modules_in(LEAGUE, "sebulba_league")
 APART = {**OF_NETWORKS, **OF_EXTERNAL, **modules_in(SWEEP, "sebulba_sweep"), **OF_LEAGUE}
 APART |= modules_in(OFFLINE, "sebulba_offline")
+APART |= modules_in(BOARD, "sebulba_board")
 EVERY = {**MODULES, **APART}
 
 ORDER = (
@@ -270,9 +271,8 @@ def build(copy: Path, folder: Path) -> None:
 @pytest.mark.slow
 def test_the_wheel_holds_every_module_and_nothing_else_and_the_sdist_the_documents(tmp_path):
     copy = tmp_path / "copy"
-    pages = [path for path in (PACKAGE / "tools/board").iterdir() if path.suffix in {".css", ".js"}]
     trained = [path for path in (PACKAGE / "policies/trained").rglob("*") if path.is_file()]
-    data = [PACKAGE / "py.typed", *pages, *trained]
+    data = [PACKAGE / "py.typed", *trained]
     documents = [*(ROOT / "docs").rglob("*.*"), *(ROOT / "examples").rglob("*.*")]
     documents += [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.json")]
     documents += [*(package / "README.md" for package in PACKAGES), *APART.values()]
@@ -335,12 +335,14 @@ def wheel_of(package: Path, tmp_path: Path) -> tuple[set[str], list[str]]:
         (SWEEP, ["sebulba", "optuna"]),
         (LEAGUE, ["sebulba"]),
         (OFFLINE, ["sebulba"]),
+        (BOARD, ["sebulba", "starlette", "uvicorn"]),
     ],
 )
 def test_the_wheel_of_each_package_is_whole_and_needs_no_more(package, needed, tmp_path):
     names, found = wheel_of(package, tmp_path)
     root = package / package.name.replace("-", "_")
     data = [root / "py.typed", *root.glob("engine/*"), *root.glob("jax_call/*.cc")]
+    data += [*root.glob("*.css"), *root.glob("*.js")]
     files = {str(path.relative_to(package)) for path in (*root.rglob("*.py"), *data)}
     assert (names, found) == (files, needed)
 

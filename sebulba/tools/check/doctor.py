@@ -55,6 +55,10 @@ EXTRAS = {
     "sebulba_ns3": ("networks on ns-3", "pip install ./packages/sebulba-ns3, in a checkout"),
     "ns3": ("networks on ns-3, with sebulba_ns3", "pip install --no-deps ns3==3.44.post0"),
     "ray": ("Inferencers on several machines", "pip install 'sebulba[cluster]'"),
+    "sebulba_board": (
+        "sebulba report and board",
+        "pip install ./packages/sebulba-board, in a checkout",
+    ),
     "sebulba_sweep": ("sebulba sweep", "pip install ./packages/sebulba-sweep, in a checkout"),
     "stable_baselines3": ("python -m benchmarks rivals", "pip install 'sebulba[rivals]'"),
 }

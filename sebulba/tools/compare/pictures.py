@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,6 @@ from sebulba.metrics.plots import COLOURS, marker_of
 from sebulba.metrics.short_text import short
 from sebulba.runs.summary import plain
 from sebulba.support.files import check_folder_of
-from sebulba.tools.board.html import Html, page, section, table
 from sebulba.tools.compare.curves import CONFIDENCE, Curve, Group
 from sebulba.tools.compare.tables import number, print_table
 
@@ -27,6 +27,20 @@ CAPTION = (
     f"lines: interquartile mean over seeds; bands: {CONFIDENCE:.0%} bootstrap intervals of it; "
     "dashes: mean; over time a seed keeps its last return"
 )
+_HTML = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>sebulba plot</title>
+<style>body {{ font: 14px system-ui, sans-serif }} td {{ padding: 2px 12px }}</style>
+<h2>Returns, {kind}</h2>
+{svg}
+<table>
+{table}
+</table>
+</html>
+"""
+"""A page that loads nothing and runs no script."""
 COLUMNS = ("environment", "group", "seeds", "steps", "time, s", "IQM", "interval", "mean")
 
 
@@ -141,7 +155,8 @@ def _svg(figure: Figure) -> str:
 
 
 def _page(groups: Sequence[Group], svg: str, kind: str) -> str:
-    """Return a page that needs no other file and runs no script."""
-    rows = [[plain(word) for word in _words(row)] for row in rows_of(groups)]
-    drawn = Html(f"<svg{svg}")
-    return page("sebulba plot", section(f"Returns, {kind}", drawn, table(COLUMNS, rows)))
+    """Return the picture and the table of the groups as a page."""
+    rows = [COLUMNS, *([plain(word) for word in _words(row)] for row in rows_of(groups))]
+    cells = ("".join(f"<td>{html.escape(word)}</td>" for word in row) for row in rows)
+    table = "\n".join(f"<tr>{row}</tr>" for row in cells)
+    return _HTML.format(kind=kind, svg=f"<svg{svg}", table=table)

@@ -12,8 +12,8 @@ from typing import Any
 
 from sebulba.errors import UsageError
 from sebulba.runs.folder import BEST_RETURN_FILE
-from sebulba.runs.metrics_file import read_newest
 from sebulba.runs.summary import RunSummary, is_locked, read_run, runs_in
+from sebulba_board.records import read_newest
 
 STAMPED = (
     *("config.json", "metrics.jsonl", "ended.txt", "checkpoints", "policy", "best_policy"),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sebulba.metrics.plots import COLOURS, GREY
 from sebulba.metrics.short_text import short
-from sebulba.tools.board.html import Html, joined, tag
+from sebulba_board.html import Html, joined, tag
 
 LARGE = (1000, 320)
 """Width and height of the chart of returns."""

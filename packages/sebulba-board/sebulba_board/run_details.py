@@ -21,9 +21,10 @@ from sebulba.configs.presets import PRESETS
 from sebulba.errors import CheckpointError, UsageError
 from sebulba.metrics.live_panel import KNOWN
 from sebulba.runs.folder import RunFolder
-from sebulba.runs.metrics_file import Metrics, is_number, open_regular, read_sample
+from sebulba.runs.metrics_file import Metrics, is_number, open_regular
 from sebulba.runs.summary import RunSummary, moment, read_run
 from sebulba.support.files import check_no_link, check_regular, flat, read_json_object
+from sebulba_board.records import read_sample
 
 MOST_RECORDS = 500
 """Records of a page, evenly over the run."""

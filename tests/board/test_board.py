@@ -18,15 +18,12 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import pytest
-
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
+from sebulba_board import run_index, server
+from sebulba_board.run_details import films_of
 
 from sebulba.commands import cli
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.summary import RunSummary
-from sebulba.tools.board import run_index, server
-from sebulba.tools.board.run_details import films_of
 from tests.support.hostile_runs import SECRET, SPOILED, check_harmless, make_hostile_folder
 from tests.tools.test_comparison import CONFIG, make_run, make_self_play
 
@@ -169,7 +166,7 @@ def test_a_link_that_takes_the_name_of_a_film_after_the_check_is_not_sent(
         film.symlink_to(secret)
         return films
 
-    monkeypatch.setattr("sebulba.tools.board.server.films_of", swapped)
+    monkeypatch.setattr("sebulba_board.server.films_of", swapped)
     answer = board.get("/run/one/film/video.mp4")
     assert answer.status == 404 and SECRET not in answer.text
 
@@ -358,13 +355,6 @@ def test_a_port_in_use_is_a_sentence(tmp_path, capsys):
         assert cli.main(["board", *words]) == 2
     said = capsys.readouterr().err
     assert "is not a folder" in said and "from 0 to 65535" in said
-
-
-@pytest.mark.parametrize("missing", ["uvicorn", "starlette.applications"])
-def test_without_its_packages_it_says_what_to_install(tmp_path, capsys, monkeypatch, missing):
-    monkeypatch.setitem(sys.modules, missing, None)
-    assert cli.main(["board", str(tmp_path), "--port", "0"]) == 2
-    assert "pip install 'sebulba[board]'" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_it_quietly(tmp_path):

@@ -1,7 +1,4 @@
-"""``sebulba board``: the runs of a folder on loopback, by starlette and uvicorn.
-
-Both are imported where they are used, since Sebulba may be installed without them.
-"""
+"""``sebulba board``: the runs of a folder on loopback, by starlette and uvicorn."""
 
 from __future__ import annotations
 
@@ -13,10 +10,18 @@ import socket
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sebulba.errors import UsageError
-from sebulba.tools.board.pages import (
+from sebulba_board.pages import (
     POLICY,
     diff_page,
     error_page,
@@ -24,15 +29,8 @@ from sebulba.tools.board.pages import (
     run_page,
     table_page,
 )
-from sebulba.tools.board.run_details import films_of
-from sebulba.tools.board.run_index import Shelf
-
-if TYPE_CHECKING:
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.types import ASGIApp, Receive, Scope, Send
+from sebulba_board.run_details import films_of
+from sebulba_board.run_index import Shelf
 
 LOOPBACK = "127.0.0.1"
 """The only address that is served: nobody else's machine can reach it."""
@@ -58,11 +56,6 @@ class Board:
 
     def app(self) -> Starlette:
         """Return the application."""
-        from starlette.applications import Starlette
-        from starlette.middleware import Middleware
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
-        from starlette.routing import Route
-
         routes = [
             Route("/", self._table),
             Route("/run/{word}", self._run),
@@ -102,8 +95,6 @@ class Board:
         return self._shown(request, words, diff_page)
 
     def _script(self, request: Request) -> Response:
-        from starlette.responses import Response
-
         script = Path(__file__).with_name("board.js").read_bytes()
         return Response(script, media_type="text/javascript", headers=HEADERS)
 
@@ -133,8 +124,6 @@ def _sent(film: Path) -> ASGIApp:
       OSError: It is not there any more, or the file or its folder is a link by now.
       UsageError: It is not a regular file.
     """
-    from starlette.responses import FileResponse
-
     place = os.open(film.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for a writer
@@ -160,8 +149,6 @@ def _sent(film: Path) -> ASGIApp:
 
 def _answer(request: Request, page: str, status: int = 200) -> Response:
     """Return a page, or that the browser has it already."""
-    from starlette.responses import Response
-
     tag = f'"{hashlib.sha256(page.encode()).hexdigest()[:32]}"'
     headers = {**HEADERS, "ETag": tag}
     if status == 200 and request.headers.get("if-none-match") == tag:
@@ -192,22 +179,9 @@ def listen(port: int) -> socket.socket:
 
 
 def server(root: Path) -> uvicorn.Server:
-    """Return a server of the runs in ``root``; its ``run(sockets=[...])`` returns at its end.
-
-    Raises:
-      UsageError: uvicorn or starlette is missing.
-    """
-    try:
-        import uvicorn
-
-        app = Board(root).app()
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            f"sebulba board needs {error.name}, which is not installed; "
-            "pip install 'sebulba[board]'"
-        ) from error
+    """Return a server of the runs in ``root``; its ``run(sockets=[...])`` returns at its end."""
     config = uvicorn.Config(
-        app,
+        Board(root).app(),
         log_level="warning",
         access_log=False,
         server_header=False,

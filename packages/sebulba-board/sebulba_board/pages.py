@@ -12,10 +12,11 @@ from typing import Any
 import sebulba
 from sebulba.errors import UsageError
 from sebulba.metrics.short_text import count, short
-from sebulba.runs.metrics_file import MOST_BYTES, is_number, open_regular, read_sample
+from sebulba.runs.metrics_file import is_number, open_regular
 from sebulba.runs.summary import RUNNING, RunSummary, read_run
-from sebulba.tools.board.charts import LARGE, SMALL, Line, draw
-from sebulba.tools.board.html import (
+from sebulba.tools.compare.tables import differences, figures, label, number, return_of, share_done
+from sebulba_board.charts import LARGE, SMALL, Line, draw
+from sebulba_board.html import (
     Html,
     joined,
     lines_text,
@@ -27,7 +28,8 @@ from sebulba.tools.board.html import (
     text,
     value_text,
 )
-from sebulba.tools.board.run_details import (
+from sebulba_board.records import MOST_BYTES, read_sample
+from sebulba_board.run_details import (
     MOST_RECORDS,
     SIDES,
     Film,
@@ -36,8 +38,7 @@ from sebulba.tools.board.run_details import (
     points,
     time_shares,
 )
-from sebulba.tools.board.run_index import word_of
-from sebulba.tools.compare.tables import differences, figures, label, number, return_of, share_done
+from sebulba_board.run_index import word_of
 
 POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; "

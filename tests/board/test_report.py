@@ -12,13 +12,12 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sebulba_board import charts, records
+from sebulba_board.records import read_newest, read_sample
+from sebulba_board.run_details import RunDetails, time_shares
 
 from sebulba.commands import cli
 from sebulba.errors import UsageError
-from sebulba.runs import metrics_file
-from sebulba.runs.metrics_file import read_newest, read_sample
-from sebulba.tools.board import charts
-from sebulba.tools.board.run_details import RunDetails, time_shares
 from tests.support.hostile_runs import NAMES, SCRIPT, SPOILED, check_harmless
 from tests.tools.test_comparison import make_run
 
@@ -120,7 +119,7 @@ def test_checkpoints_are_listed_with_what_is_wrong(tmp_path):
 
 @pytest.mark.parametrize("what", SPOILED)
 def test_nothing_in_a_folder_does_anything(tmp_path, monkeypatch, what):
-    monkeypatch.setattr(metrics_file, "MOST_BYTES", 2**26)  # 1 GB takes seconds
+    monkeypatch.setattr(records, "MOST_BYTES", 2**26)  # 1 GB takes seconds
     run = make_run(tmp_path / "runs/one")
     SPOILED[what](run)
     out = tmp_path / "report.html"

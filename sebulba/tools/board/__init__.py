@@ -1,1 +1,0 @@
-"""Runs as pages for a browser: ``sebulba report`` and ``sebulba board``."""
