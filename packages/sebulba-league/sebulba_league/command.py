@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sebulba.commands.options import TRUST, check_folder, json_of, number, option, parse
+from sebulba.commands.options import TRUST, json_of, number, option, parse
 from sebulba.errors import UsageError
 from sebulba.runs.api import open_run
 from sebulba.runs.exit_codes import EXIT_OK
 from sebulba.support.checks import at_least
-from sebulba.support.files import write_json
+from sebulba.support.files import check_folder_of, write_json
 from sebulba_league.config import LeagueConfig
 from sebulba_league.table import elo, print_ratings, print_rows, record_of, rows_of
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         ),
     )
     at_least(0, "games", arguments.games)
-    check_folder("--picture", arguments.picture)
+    check_folder_of(arguments.picture, "--picture")
     folder, _, (_, config) = open_run(arguments.run, trust=arguments.trust)
     if not isinstance(config.agent, LeagueConfig):
         raise UsageError(
