@@ -45,7 +45,7 @@ TASKS: tuple[Task, ...] = (
     Task(
         "MountainCarContinuous-v0",
         {"ppo": None, "sac": 30_000},
-        {"sac": {"noise_correlation": 0.9}},
+        {"ppo": _FAR_SIGHTED, "sac": {"noise_correlation": 0.9}},
     ),
     Task("LunarLander-v3", {"impala": None, "ppo": None, "dqn": None}),
     Task(

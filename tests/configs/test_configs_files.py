@@ -94,7 +94,7 @@ def test_a_task_changes_hyperparameters_of_agents_that_it_has():
         "swimmer-ppo": {"discount": 0.9999},
         "swimmer-sac": {"discount": 0.9999},
         "mountaincarcontinuous-sac": {"noise_correlation": 0.9},
-        "mountaincarcontinuous-ppo": {},
+        "mountaincarcontinuous-ppo": {"discount": 0.9999},
         "lunarlandercontinuous-ppo": {
             **{"discount": 0.999, "trace_decay": 0.98, "entropy_coefficient": 0.01},
             **{"epochs": 4, "minibatches": 256},
