@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import signal
 import sysconfig
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,15 @@ class OutOfMemoryError(RuntimeError):
 
 class HostError(RuntimeError):
     """Another host of those that learn together is gone or has failed (exit code 7)."""
+
+
+@contextlib.contextmanager
+def refusing(what: str, remedy: str) -> Iterator[None]:
+    """Raise UsageError, ``what (why); remedy``, in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what} ({error.strerror or error}); {remedy}") from error
 
 
 MORE_OPEN_FILES = "raise the limit (ulimit -n 4096) in the shell that starts this"

@@ -31,13 +31,7 @@ from sebulba.options import INT32, MOST_EPISODE_STEPS
 from sebulba.policies.pretrained import beside, folder_of
 from sebulba.runs.folder import RunFolder
 from sebulba.support.checks import at_least
-from sebulba.support.files import (
-    PARTIAL,
-    check_folder_of,
-    check_no_link,
-    make_folder,
-    write_json,
-)
+from sebulba.support.files import check_folder_of, check_no_link, make_folder, whole, write_json
 from sebulba.support.trust import trust_of
 from sebulba.support.user_code import import_from_here
 
@@ -205,13 +199,9 @@ def export(argv: list[str]) -> int:
     acting = acting_of(policy, given.batch)
     make_folder(out, "--out")
     file = out / f"policy.{given.to}"
-    partial = out / f"{PARTIAL}{file.name}"
-    try:
+    with whole(file) as partial:
         run_exported = FORMS[given.to](acting, partial)
         largest = largest_difference(policy, acting, run_exported)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
     description = describe(policy, acting, given.to, largest)
     write_json(out / DESCRIPTION_FILE, description)
     inputs, outputs = (

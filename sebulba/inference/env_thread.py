@@ -15,8 +15,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-ONLY_MAIN_THREAD = "main thread"
-"""Part of what Python says where something works only in the main thread."""
+from sebulba.errors import text_of
+
 IN_A_MAIN_THREAD = (
     "each Inferencer makes and steps its environments in a thread of its own; use "
     "--env.vectorization async (vectorization='async') or, without evaluations while training, "
@@ -26,7 +26,7 @@ IN_A_MAIN_THREAD = (
 
 def note_main_thread(error: BaseException) -> None:
     """Add a note to the error of what works only in a main thread: where there is one."""
-    if isinstance(error, ValueError | RuntimeError) and ONLY_MAIN_THREAD in str(error):
+    if "main thread" in text_of(error).lower():
         error.add_note(IN_A_MAIN_THREAD)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sebulba.errors import UsageError
+from sebulba.errors import refusing
 from sebulba.metrics.counters import of_groups
 from sebulba.metrics.episode_sample import Episodes, episodes_of
 from sebulba.metrics.figures import new_figure, open_frame, shorten
@@ -300,12 +300,8 @@ def read_records(metrics: str | Path) -> list[dict]:
     Raises:
       UsageError: The file cannot be read.
     """
-    try:
+    with refusing(f"{metrics} cannot be read", "give the metrics.jsonl of a run"):
         lines = Path(metrics).read_bytes().split(b"\n")
-    except OSError as error:
-        raise UsageError(
-            f"{metrics} cannot be read ({error.strerror}); give the metrics.jsonl of a run"
-        ) from error
     # A process that was killed while it wrote leaves half a line at the end.
     records = [record_of(line) for line in lines[:-1] if line]
     if num_damaged := records.count(None):

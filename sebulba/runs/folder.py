@@ -20,7 +20,7 @@ from sebulba.agents.configs.agent_config import AgentConfig, agent_configs
 from sebulba.agents.configs.auxiliary import RandomNetworkDistillationConfig
 from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.files import config_parts
-from sebulba.errors import UsageError, shown
+from sebulba.errors import UsageError, refusing, shown
 from sebulba.metrics.plots import record_of
 from sebulba.options import ENV_LIBRARIES, SUBTRACT_OFFSET, DistributedOptions
 from sebulba.runs.wording import setting
@@ -154,16 +154,10 @@ class RunFolder:
         with self._usable("used"):
             self.config.exists()
 
-    @contextlib.contextmanager
-    def _usable(self, what: str) -> Iterator[None]:
+    def _usable(self, what: str) -> contextlib.AbstractContextManager[None]:
         """Raise UsageError in place of an OSError."""
-        try:
-            yield
-        except OSError as error:
-            raise UsageError(
-                f"run folder {shown(str(self.path))} cannot be {what} ({error.strerror}); "
-                f"choose another with {setting('run_dir', 'DIR')}"
-            ) from error
+        remedy = f"choose another with {setting('run_dir', 'DIR')}"
+        return refusing(f"run folder {shown(str(self.path))} cannot be {what}", remedy)
 
     def is_deleted(self) -> bool:
         """Tell whether the folder is not there any more, or not with what a run begins with."""

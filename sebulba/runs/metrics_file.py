@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeGuard
 
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, refusing
 from sebulba.metrics.plots import read_records
 from sebulba.support.files import check_regular
 
@@ -40,13 +40,9 @@ def open_regular(file: Path) -> IO[bytes]:
     Raises:
       UsageError: It is a link, a pipe or a device, or cannot be read.
     """
-    try:
+    with refusing(f"{file} cannot be read", "a run writes a file, not a link"):
         # Without O_NONBLOCK to open a pipe waits for somebody who writes into it.
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        raise UsageError(
-            f"{file} cannot be read ({error.strerror}); a run writes a file, not a link"
-        ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise UsageError(f"{file} is not a regular file; give the folder of a run")

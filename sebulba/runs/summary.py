@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sebulba.errors import UsageError, shown
+from sebulba.errors import UsageError, refusing, shown
 from sebulba.metrics.counters import of_groups
 from sebulba.runs.exit_codes import MEANINGS
 from sebulba.runs.folder import BEST_RETURN_FILE, RunFolder
@@ -157,10 +157,8 @@ def read_run(folder: Path, read: Callable[[Path], Metrics] = read_all) -> RunSum
     Raises:
       UsageError: A file is missing, a link, too large, or damaged; or the run vanished.
     """
-    try:
+    with refusing(f"{folder} cannot be read", "give another run"):
         return _read_run(RunFolder(folder), read)
-    except OSError as error:
-        raise UsageError(f"{folder} cannot be read ({error.strerror})") from error
 
 
 def _read_run(run: RunFolder, read: Callable[[Path], Metrics]) -> RunSummary:

@@ -57,7 +57,7 @@ from sebulba.runs.jax_setup import set_up_jax
 from sebulba.runs.signals import StopOnSignal
 from sebulba.runs.wording import resuming, setting
 from sebulba.runs.writers import find_callback, find_writer, made_writer
-from sebulba.support.files import PARTIAL, replace_folder, write_whole
+from sebulba.support.files import replace_folder, whole, write_whole
 from sebulba.support.trees import is_finite
 from sebulba.support.trust import KEY_VARIABLE, key_problem
 from sebulba.types import Callback, MetricWriter, PyTree, RunEnd, RunInfo
@@ -435,17 +435,18 @@ class _Run:
         """Draw the learning curve; failing here only warns, since why a run failed must be seen."""
         config, folder = self._config, self._folder
         names = (config.env.id, config.agent_name)
-        new = folder.root / f"{PARTIAL}{folder.learning_curve.name}"
+        if not folder.metrics.exists():
+            return
         try:
-            if folder.metrics.exists() and learning_curve(
-                folder.metrics,
-                new,
-                ", ".join(name.rpartition(":")[2] for name in names),
-                episodes=folder.episodes,
-                subtitle=f"seed {config.seed}",
-                goal=goal_of(self._title, config),
-            ):
-                new.replace(folder.learning_curve)
+            with whole(folder.learning_curve) as new:
+                learning_curve(
+                    folder.metrics,
+                    new,
+                    ", ".join(name.rpartition(":")[2] for name in names),
+                    episodes=folder.episodes,
+                    subtitle=f"seed {config.seed}",
+                    goal=goal_of(self._title, config),
+                )
         except Exception as error:
             warnings.warn(f"no learning curve: {type(error).__name__}: {error}", stacklevel=2)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -13,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sebulba.errors import UsageError, shown
+from sebulba.errors import UsageError, refusing, shown
 
 PARTIAL = ".partial-"
 """Prefix of the name of a file or folder that is being written; nothing ever reads such a one."""
@@ -75,12 +76,8 @@ def check_folder_of(file: str | Path | None, option: str = "") -> None:
 
 def make_folder(folder: Path, option: str) -> None:
     """Make the folder that ``option`` names, if it is not there; UsageError if it cannot be."""
-    try:
+    with refusing(f"{option} {shown(str(folder))} cannot be made", "use another"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"{option} {shown(str(folder))} cannot be made ({error.strerror}); use another"
-        ) from error
 
 
 def check_no_link(path: Path) -> None:
@@ -199,22 +196,37 @@ def write_json(file: str | Path, record: Mapping[str, Any]) -> None:
     Raises:
       UsageError: The file cannot be written.
     """
+    write_report(file, json.dumps(record, indent=2) + "\n")
+
+
+def write_report(file: str | Path, text: str) -> None:
+    """Write a file that somebody named; UsageError if it cannot be written."""
+    with refusing(f"{shown(str(file))} cannot be written", "use another name"):
+        Path(file).write_text(text, encoding="utf-8")
+
+
+@contextlib.contextmanager
+def whole(file: Path) -> Iterator[Path]:
+    """Yield another name for a file, which gets its own once it is written.
+
+    Nothing is left if that fails; a full disk has no room for parts of files.
+    """
+    partial = file.with_name(f"{PARTIAL}{file.name}")
     try:
-        Path(file).write_text(json.dumps(record, indent=2) + "\n")
-    except OSError as error:
-        raise UsageError(
-            f"{shown(str(file))} cannot be written ({error.strerror}); use another name"
-        ) from error
+        yield partial
+        if partial.exists():
+            partial.replace(file)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
 
 
 def write_whole(file: Path, text: str) -> None:
     """Write a file such that it is never there in part, even if the process is killed."""
-    partial = file.with_name(f"{PARTIAL}{file.name}")
-    with open(partial, "w", encoding="utf-8") as opened:
+    with whole(file) as partial, open(partial, "w", encoding="utf-8") as opened:
         opened.write(text)
         opened.flush()
         os.fsync(opened.fileno())
-    partial.replace(file)
 
 
 def dataclass_from_json(cls: type, fields: Mapping[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, refusing
 from sebulba.support.checks import nearest, require
 
 ATTRIBUTE = re.compile(r"([^\W\d][\w.]*|[^:]+\.py):[^\W\d][\w.]*")
@@ -143,12 +143,8 @@ def import_from_here() -> None:
     Raises:
       UsageError: The current folder was deleted.
     """
-    try:
+    with refusing("the current folder was deleted", "change to an existing folder"):
         here = os.getcwd()
-    except OSError as error:
-        raise UsageError(
-            f"the current folder was deleted ({error.strerror}); change to an existing folder"
-        ) from error
     if "" not in sys.path:
         import_from(here)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sebulba.commands.options import number, option, parse
 from sebulba.errors import UsageError, shown
+from sebulba.support.files import write_report
 from sebulba_board.pages import report_page
 
 PORT = 8080
@@ -27,12 +28,7 @@ def report(argv: list[str]) -> int:
     )
     given = parse("report", what, argv, options)
     whole = report_page(given.run)
-    try:
-        Path(given.out).write_text(whole, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"--out {shown(given.out)} cannot be written ({error.strerror}); choose another"
-        ) from error
+    write_report(given.out, whole)
     print(f"written: {given.out} ({len(whole.encode()) / 1000:,.0f} kB)")
     return 0
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sebulba.errors import UsageError, shown
+from sebulba.errors import UsageError, refusing, shown
 from sebulba.metrics.figures import new_figure, open_frame, shorten
 from sebulba.metrics.plots import COLOURS, marker_of
 from sebulba.metrics.short_text import short
 from sebulba.runs.summary import plain
-from sebulba.support.files import check_folder_of
+from sebulba.support.files import check_folder_of, write_report
 from sebulba.tools.compare.curves import CONFIDENCE, Curve, Group
 from sebulba.tools.compare.tables import number, print_table
 
@@ -99,15 +99,11 @@ def draw(groups: Sequence[Group], file: str, kind: str) -> None:
     steps and over seconds."""
     figure = _figure(groups, kind)
     path = Path(file)
-    try:
-        if path.suffix == ".html":
-            path.write_text(_page(groups, _svg(figure), kind), encoding="utf-8")
-        else:
-            figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise UsageError(
-            f"--out {file} cannot be written ({error.strerror}); choose another"
-        ) from error
+    if path.suffix == ".html":
+        write_report(path, _page(groups, _svg(figure), kind))
+        return
+    with refusing(f"{shown(file)} cannot be written", "use another name"):
+        figure.savefig(path, dpi=150)
 
 
 def _figure(groups: Sequence[Group], kind: str) -> Figure:
