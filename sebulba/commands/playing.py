@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Sequence
@@ -56,9 +57,16 @@ FPS = option("--fps", "frames per second; default: the environment's", type=floa
 
 def evaluate(argv: list[str]) -> int:
     """Play a policy as the words say; returns the exit code."""
-    what = "Play the trained policy of a run and print its return."
-    given = _played("eval", what, 100, argv, number("--num-envs", 16), json_of("the result"))
+    from sebulba.runs.read_config import take_env_options
+
+    what = (
+        "Play the trained policy of a run and print its return. --env.options NAME VALUE plays it "
+        "with other options of its environment."
+    )
+    words, options = take_env_options(argv)
+    given = _played("eval", what, 100, words, number("--num-envs", 16), json_of("the result"))
     folder, env = _open_run(given)
+    env = dataclasses.replace(env, options={**env.options, **options})
     from sebulba.envs import env_spec, make_env_factory
     from sebulba.loops.evaluation import evaluate as play
 

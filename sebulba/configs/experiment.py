@@ -191,6 +191,9 @@ class ExperimentConfig(LoopOptions):
     callbacks: tuple[str, ...] = ()
     """Your own functions, as module:attribute, called with every record of metrics. A returned
     sentence ends the run, as its reason. A class is first made without arguments."""
+    from_run: str | None = None
+    """Folder of a run whose networks, and statistics of normalisation, a new run begins with. The
+    agent and the spaces of its environment are to be the same. On the command line also --from."""
     checkpoint: CheckpointOptions = CheckpointOptions()
     """When the run is saved."""
     resume: bool = False
@@ -343,7 +346,9 @@ class ExperimentConfig(LoopOptions):
         named += [f"the callback {name}" for name in self.callbacks]
         if self.compile_cache not in ("auto", "off"):
             named.append(f"the compiled programs in {self.compile_cache}")
-        return named + [f"the folder {folder}" for folder in (self.run_dir,) if folder is not None]
+        return named + [
+            f"the folder {folder}" for folder in (self.run_dir, self.from_run) if folder
+        ]
 
     def num_cycles(self, num_inferencers: int, done_env_steps: int = 0) -> int:
         """Return the trajectories that what is left of ``total_env_steps`` takes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -69,6 +70,23 @@ def read_state(
     fits = dataclasses.replace(saved, num_update_devices=run.num_update_devices) == run
     step = _step_states(agent, reader, run, key, fits, notes)
     return Resumed(AgentState(networks, opt, experience, tuple(step)), notes, fits, replay_is_new)
+
+
+def with_networks_of(agent: Agent, state: AgentState, reader: SnapshotReader) -> AgentState:
+    """Return a new state with the networks of a checkpoint, and what lasts of its experience.
+
+    Raises:
+      UsageError: They do not fit the agent.
+    """
+    networks = reader.tree("networks", state.networks)
+    lasting = reader.tree("lasting", agent.lasting_experience(state.experience))
+    for change in _changed_spaces(agent, reader):
+        warnings.warn(change, stacklevel=2)
+    return state._replace(
+        networks=networks,
+        opt=jax.jit(agent.new_opt)(networks),
+        experience=agent.with_lasting(state.experience, lasting),
+    )
 
 
 def spaces_of(spec: EnvSpec) -> dict[str, str]:

@@ -106,7 +106,7 @@ class SnapshotReader:
         if different := self.differences(prefix, like):
             raise UsageError(
                 f"the checkpoint does not fit this run: {'; '.join(different[:MOST_DIFFERENCES])}. "
-                "Resume with the agent, the environment and the sizes that it was saved with"
+                "Use the agent, the environment and the sizes that it was saved with"
             )
         names, _ = _named(prefix, like)
         return jax.tree.unflatten(jax.tree.structure(like), list(map(self._leaf, names)))

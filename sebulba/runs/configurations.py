@@ -30,7 +30,7 @@ from sebulba.support.plugins import check_not_apart
 from sebulba.support.trust import Trust, trust_of
 from sebulba.support.user_code import load_attribute
 
-AGENT = "--agent"
+AGENT, FROM = "--agent", "--from"
 OWN_ENV_STEPS = 1_000_000
 """Environment steps for an agent of one's own, where nothing else is said."""
 
@@ -49,9 +49,15 @@ class Start(NamedTuple):
 
 
 def config_first(words: Sequence[str]) -> list[str]:
-    """Return ``[CONFIG, *options]``: where there is no CONFIG, ``--agent`` takes its place."""
+    """Return ``[CONFIG, *options]``.
+
+    In place of CONFIG, ``--from RUN`` may come first, for the configuration of that run, or
+    ``--agent`` anywhere.
+    """
     if not words or not words[0].startswith("-"):
         return [*words]
+    if words[0] == FROM:
+        return [*words[1:2], *words]
     rest, agent = take_agent(words)
     return [*words] if agent is None else [agent, *rest]
 

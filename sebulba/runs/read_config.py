@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import typing
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import docstring_parser
@@ -16,19 +17,20 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from sebulba.configs.experiment import ExperimentConfig
+from sebulba.configs.experiment import ExperimentConfig, OptionValue
 from sebulba.configs.own_agent import with_agent
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
-from sebulba.runs.configurations import AGENT, is_trust_given, start_of, take_agent
+from sebulba.runs.configurations import AGENT, FROM, is_trust_given, start_of, take_agent
 from sebulba.support.trust import Trust
 
 ENV_OPTIONS = "--env.options"
 SHORT_OPTIONS = {
     "--learning-rate": "--agent.learning-rate",
     "--agent.torso": "--agent.torso.kind",
+    FROM: "--from-run",
 }
-"""Options of a component that are common enough to be given without its name."""
+"""Options that are common enough to have a shorter name."""
 
 OWN_AGENT = "--agent module:class trains your own agent; this help then shows its hyper-parameters"
 
@@ -38,6 +40,7 @@ COMMON_OPTIONS = {
         "--env.backend NAME": "envpool, the default if it has the id, or gymnasium",
         "--agent AGENT": "your own agent: my_package:MyAgent",
         "--learning-rate X": "step size of the optimizer",
+        "--from RUN": "begin with the networks of another run",
         "--seed N": "seed of networks, actions and environments",
     },
     "length": {
@@ -106,16 +109,12 @@ def parse(
     options, agent = take_agent(options)
     if agent is not None:
         start = with_agent(start, agent)
-    before = start.env.options
     summary = PRESETS[preset].summary if preset in PRESETS else f"{start.agent_name}, your own"
     if {"-h", "--help"} & set(options):
         print(_short_help(f"{command} {preset}", summary, start))
         raise SystemExit(0)
     options = ["--help" if option == "--help-all" else option for option in options]
-    words, pairs = gather_env_options([_long_option(option) for option in options])
-    if pairs:  # for tyro, a dict with entries has these options and no others
-        start = dataclasses.replace(start, env=dataclasses.replace(start.env, options={}))
-        words += [ENV_OPTIONS, *pairs]
+    words, env_options = take_env_options([_long_option(option) for option in options])
     try:
         config = tyro.cli(
             ExperimentConfig,
@@ -129,9 +128,7 @@ def parse(
         )
     except _RefusedError as error:
         raise error.args[0] from None
-    if not pairs:
-        return config
-    env = dataclasses.replace(config.env, options={**before, **config.env.options})
+    env = dataclasses.replace(config.env, options={**config.env.options, **env_options})
     return dataclasses.replace(config, env=env)
 
 
@@ -206,7 +203,12 @@ def _field_docstrings(cls: type) -> dict[str, str]:
     return texts
 
 
-def gather_env_options(words: list[str]) -> tuple[list[str], list[str]]:
+@dataclasses.dataclass(frozen=True)
+class _EnvOptions:
+    options: dict[str, OptionValue] = dataclasses.field(default_factory=dict)
+
+
+def take_env_options(words: Sequence[str]) -> tuple[list[str], dict[str, OptionValue]]:
     """Take the options of the environment out of ``words``, however they are written.
 
     Args:
@@ -214,7 +216,7 @@ def gather_env_options(words: list[str]) -> tuple[list[str], list[str]]:
         ``--env.options.NAME=VALUE``.
 
     Returns:
-      The other words; and names and values, in turns.
+      The other words, and values by name.
 
     Raises:
       UsageError: A name has no value.
@@ -228,6 +230,8 @@ def gather_env_options(words: list[str]) -> tuple[list[str], list[str]]:
         if option == ENV_OPTIONS and not equals:
             given = list(itertools.takewhile(lambda word: not word.startswith("--"), left))
             del left[: len(given)]
+            if len(given) % 2:
+                raise UsageError(f"{option} {' '.join(given)}: the last name needs a value")
             pairs += given
         elif option.startswith(f"{ENV_OPTIONS}."):
             if not equals and (not left or left[0].startswith("--")):
@@ -236,4 +240,7 @@ def gather_env_options(words: list[str]) -> tuple[list[str], list[str]]:
             pairs += [name, value if equals else left.pop(0)]
         else:
             others.append(word)
-    return others, pairs
+    if not pairs:
+        return others, {}
+    args = ["--options", *pairs]
+    return others, tyro.cli(_EnvOptions, default=_EnvOptions(), args=args).options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import shlex
@@ -20,6 +21,7 @@ import jax
 import sebulba
 from sebulba.agent import AgentState
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
+from sebulba.checkpoints.store import CheckpointStore
 from sebulba.cluster.hosts.join import join_hosts
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.presets import goal_of
@@ -29,7 +31,9 @@ from sebulba.loops.callbacks import Of, stop_at_return
 from sebulba.loops.evaluation import EvaluationPlayer
 from sebulba.loops.evaluation_thread import Evaluator, evaluation_record
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
+from sebulba.loops.resuming import with_networks_of
 from sebulba.loops.session import ObserveCycle
+from sebulba.loops.snapshot_trees import SnapshotReader
 from sebulba.metrics.counters import EPISODES_AVERAGED
 from sebulba.metrics.episode_log import EpisodeLog
 from sebulba.metrics.plots import learning_curve, read_records
@@ -213,11 +217,25 @@ class _Run:
             )
         )
         if checkpoint is None:
-            self._state = [self.loop.new_state(config.seed, config.steps_per_cycle)]
+            self._state = [self._new_state()]
         else:
             self._state = [self.loop.restore(checkpoint, drop_replay=config.drop_replay)]
             self.env_steps_done = checkpoint.env_steps
         self.num_cycles = config.num_cycles(self.loop.num_inferencers, self.env_steps_done)
+
+    def _new_state(self) -> AgentState:
+        """Return the state with which the run begins."""
+        config = self._config
+        state = self.loop.new_state(config.seed, config.steps_per_cycle)
+        if config.from_run is None:
+            return state
+        folder = RunFolder(Path(config.from_run))
+        folder.check_has_checkpoints()
+        store = CheckpointStore(folder.checkpoints)
+        newest = store.load_newest(read=functools.partial(store.load, trust=config.trust))
+        assert newest is not None, "it has checkpoints"
+        print(f"sebulba: the networks of {folder.path} at {newest[0]:,} env steps", flush=True)
+        return with_networks_of(self.loop.agent, state, SnapshotReader(newest[1]))
 
     def meet(self, *said: Any) -> Any:
         """Return what host 0 says at a meeting of all hosts; alone, what this one says."""

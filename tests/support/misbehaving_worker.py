@@ -77,6 +77,10 @@ def misbehave(wrong: str) -> None:
     elif wrong == "ends in an answer":
         write(ANSWER.pack(b"\1", 25) + b"abc")
         os._exit(7)
+    elif wrong == "assertion":
+        os.write(2, b'NS_ASSERT failed, cond="x > 0", msg="no x", +2.5s 0 file=x.cc, line=7\n')
+        os.write(2, b"NS_FATAL, terminating\nterminate called without an active exception\n")
+        os._exit(7)
     else:
         return
     time.sleep(600)

@@ -70,7 +70,7 @@ class Layout:
     def __init__(self, options: PoolOptions, num_envs: int) -> None:
         """Take the number of agents and of features from the options."""
         self.num_envs = num_envs
-        is_shared = isinstance(options, SharedBottleneckOptions)
+        is_shared = options.num_agents > 1 or isinstance(options, SharedBottleneckOptions)
         self.shape = (num_envs, options.num_agents) if is_shared else (num_envs,)
         self.num_slots = num_envs * options.num_agents
         self.num_features = options.num_features

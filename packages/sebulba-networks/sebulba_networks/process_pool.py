@@ -195,7 +195,9 @@ class _Worker:
         code = self.process.returncode
         how = signal_name(-code) if code < 0 else f"exit code {code}"
         how += "" if is_own else ", because it had closed its output and went on"
-        return f"{how}: {lines[-1]}" if lines else how
+        # ns-3 tells of a failed NS_ASSERT or NS_FATAL_ERROR in a line with its place, and goes on.
+        placed = [line for line in lines if "file=" in line and "line=" in line]
+        return f"{how}: {(placed or lines)[-1]}" if lines else how
 
 
 class _Env:

@@ -11,12 +11,16 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
+import subprocess
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sebulba_networks import build
 from sebulba.errors import UsageError
+from sebulba.support.files import write_whole
 
 if TYPE_CHECKING:
     from sebulba_ns3.scenario import Ns3Scenario
@@ -56,15 +60,41 @@ def scenario_library(source: str | os.PathLike[str]) -> Path:
         raise UsageError(f"source={str(source)!r} is no file; give a program such as {EXAMPLE}")
     names = (file.name for file in (find_ns3() / "lib64").glob(f"libns{RELEASE}-*.so"))
     every = sorted(name.removeprefix(f"libns{RELEASE}-").removesuffix(".so") for name in names)
-    return _compiled(f"ns3-scenario-{path.stem}", path, every)
+    return _compiled(f"ns3-scenario-{path.stem}", path, every, _gtk_stand_in())
 
 
-def _compiled(name: str, main: Path, libraries: Iterable[str]) -> Path:
+def _gtk_stand_in() -> tuple[str, ...]:
+    """Return the flags of a library that has the functions of GTK, each of which ends the process.
+
+    ns-3's LTE is linked with a window of GTK, whose libraries the wheel does not bring. The loader
+    asks for its functions, and nothing calls them.
+    """
+    library = find_ns3() / "lib64" / f"libns{RELEASE}-config-store.so"
+    command = ["nm", "--dynamic", "--undefined-only", str(library)]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ()  # programs without LTE do not need it
+    names = sorted(set(re.findall(r"^ +U (g(?:tk|dk)?_\w+)$", told, re.MULTILINE)))
+    text = "#include <cstdlib>\n" + "".join(
+        f'extern "C" void {name}() {{ std::abort(); }}\n' for name in names
+    )
+    source = build.cache_folder() / f"gtk-{zlib.crc32(text.encode()):08x}.cc"
+    if not source.exists():
+        source.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(source, text)
+    compiled = build.compiled("ns3-gtk", source, ("-fPIC", "-shared"), [source])
+    return "-Wl,--no-as-needed", str(compiled)
+
+
+def _compiled(
+    name: str, main: Path, libraries: Iterable[str], before: Iterable[str] = ()
+) -> Path:
     ns3 = find_ns3()
     flags = (
         *FLAGS,
         *(f"-I{SOURCES}", f"-I{build.SOURCES}", f"-I{ns3 / 'include'}", f"-L{ns3 / 'lib64'}"),
-        "-Wl,--as-needed",
+        *(*before, "-Wl,--as-needed"),
         *(f"-lns{RELEASE}-{library}" for library in libraries),
         *(f"-Wl,-rpath,{ns3 / 'lib64'}", "-Wl,--allow-shlib-undefined"),
     )

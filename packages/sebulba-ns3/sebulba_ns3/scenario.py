@@ -22,14 +22,14 @@ from sebulba.support.files import parse_json
 import sebulba_ns3
 
 
-class _Options(NamedTuple):
+class ProgramOptions(NamedTuple):
     """What a worker process is told; the fields are those of ``CongestionControlOptions``."""
 
     json: str
     num_features: int
     num_actions: int
-    engine: str = "ns3"
     num_agents: int = 1
+    engine: str = "ns3"
 
     def as_json(self) -> str:
         return self.json
@@ -65,19 +65,15 @@ class Ns3Scenario(gymnasium.Env):
             it has no such parameter.
         """
         self._library = sebulba_ns3.scenario_library(source)
-        if max_episode_steps is not None:
-            require_size("max_episode_steps", max_episode_steps, 1, "use None for no limit")
-        config = {"parameters": _checked(parameters), "max_episode_steps": max_episode_steps or 0}
-        text = json.dumps(config, sort_keys=True)
-        try:
-            spec = parse_json(ask_once(self._library, (SPEC, text.encode() + b"\0")))
-        except (EnvError, ValueError) as error:
-            raise UsageError(f"{Path(source).name}: {error}") from None
-        self.observation_space = _box(spec["observation"])
-        self.action_space: Space = _box(spec["action"]) if spec["action"] else _choices(spec)
-        self._info: list[str] = spec["info"]
-        num_features = len(spec["observation"]) + len(self._info)
-        self._options = _Options(text, num_features, max(1, len(spec["action"])))
+        program = read_program(source, self._library, max_episode_steps, parameters)
+        if len(program.agents) > 1:
+            raise UsageError(
+                f"{Path(source).name} has {len(program.agents)} agents; use ns3:program, which "
+                "takes programs of any number"
+            )
+        (agent,) = program.agents
+        self.observation_space, self.action_space = agent.observation_space, agent.action_space
+        self._info, self._options = program.info, program.options
         self._timeout_s = step_timeout_s
         self._pool: ProcessPool | None = None
 
@@ -144,10 +140,58 @@ def _checked(parameters: dict[str, float | str]) -> dict[str, float | str]:
     }
 
 
+class Agent(NamedTuple):
+    """An agent of a program."""
+
+    name: str
+    observation_space: Box
+    action_space: Space
+
+
+class Program(NamedTuple):
+    """What a program says of itself."""
+
+    agents: list[Agent]
+    """In the order of rows."""
+    info: list[str]
+    """Names of the numbers that it tells in addition."""
+    options: ProgramOptions
+    """For a pool."""
+
+
+def read_program(
+    source: str | os.PathLike[str],
+    library: Path,
+    max_episode_steps: int | None,
+    parameters: dict[str, float | str],
+) -> Program:
+    """Begin an episode of a program, and return what its agents see and do.
+
+    Raises:
+      UsageError: No episode can begin, a value breaks a rule, or it has no such parameter.
+    """
+    if max_episode_steps is not None:
+        require_size("max_episode_steps", max_episode_steps, 1, "use None for no limit")
+    config = {"parameters": _checked(parameters), "max_episode_steps": max_episode_steps or 0}
+    text = json.dumps(config, sort_keys=True)
+    try:
+        spec = parse_json(ask_once(library, (SPEC, text.encode() + b"\0")))
+    except (EnvError, ValueError) as error:
+        raise UsageError(f"{Path(source).name}: {error}") from None
+    agents = [
+        Agent(
+            one["name"],
+            _box(one["observation"]),
+            _box(one["action"]) if one["action"] else Discrete(one["num_choices"]),
+        )
+        for one in spec["agents"]
+    ]
+    most = max(agent.observation_space.shape[0] for agent in agents)
+    num_actions = max(len(one["action"]) or 1 for one in spec["agents"])
+    options = ProgramOptions(text, most + len(spec["info"]), num_actions, len(agents))
+    return Program(agents, spec["info"], options)
+
+
 def _box(ranges: list[list[float]]) -> Box:
     low, high = np.array(ranges, np.float32).T
     return Box(low, high)
-
-
-def _choices(spec: dict[str, Any]) -> Discrete:
-    return Discrete(spec["num_choices"])

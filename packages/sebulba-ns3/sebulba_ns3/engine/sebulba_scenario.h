@@ -3,6 +3,7 @@
 // `SEBULBA_SCENARIO`.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <map>
 #include <memory>
@@ -31,6 +32,33 @@ struct Spaces {
   int num_choices = 0;             // actions 0, 1, ...; 0 where an action is numbers
 };
 
+// An agent. The engine adds to what it observes: the last `own_actions` actions that it decided on,
+// the newest last (choices as 0 and 1), and the age of the observation in seconds.
+struct AgentSpec {
+  std::string name;
+  Spaces spaces;
+  int own_actions = 0;
+  bool age = false;
+
+  // The ranges of an action as numbers from 0 on.
+  std::vector<Range> action_ranges() const {
+    if (spaces.action.empty()) return std::vector<Range>(spaces.num_choices, {0, 1});
+    std::vector<Range> ranges;
+    for (const auto& [low, high] : spaces.action)
+      ranges.push_back({std::min(low, 0.0), std::max(high, 0.0)});
+    return ranges;
+  }
+  // All that it observes.
+  std::vector<Range> observed() const {
+    auto ranges = spaces.observation;
+    for (int i = 0; i < own_actions; ++i)
+      for (const auto& range : action_ranges()) ranges.push_back(range);
+    if (age) ranges.push_back({0, INFINITE});
+    return ranges;
+  }
+  size_t num_action_numbers() const { return std::max<size_t>(1, spaces.action.size()); }
+};
+
 // An episode. Sebulba makes one, calls `begin`, and lets the simulator run until the time that
 // `decide_in` named. Then it asks for the observation, the reward and the end, and calls `act` with
 // what the agent does, again and again.
@@ -51,6 +79,14 @@ class Scenario {
   // Numbers for a person; always under the same names.
   virtual std::map<std::string, double> info() { return {}; }
 
+  // Of several agents, by number; an episode of one agent needs none of it (`sebulba_network.h`).
+  virtual std::vector<AgentSpec> agents() { return {{"agent", spaces()}}; }
+  // Whether the agent is to decide now; of all of them once it has ended, whether it ever was.
+  virtual bool is_asked(size_t) { return true; }
+  virtual std::vector<double> observe_of(size_t) { return observe(); }
+  virtual double reward_of(size_t) { return reward(); }
+  virtual void act_of(size_t, const std::vector<double>& action) { act(action); }
+
   void give(const networks::Json& parameters) { parameters_ = &parameters; }
   const std::set<std::string>& known_parameters() const { return known_; }
   // Whether the agent is to decide; asked once.
@@ -59,8 +95,10 @@ class Scenario {
  protected:
   // Has the agent decide when `time` has passed.
   void decide_in(ns3::Time time) {
-    ns3::Simulator::Schedule(time, [this] { is_due_ = true, ns3::Simulator::Stop(); });
+    ns3::Simulator::Schedule(time, [this] { decide_now(); });
   }
+  // Has the agents decide once this event is over.
+  void decide_now() { is_due_ = true, ns3::Simulator::Stop(); }
   // Options of the environment; to be read in `spaces` or `begin`.
   double parameter(const std::string& name, double otherwise) {
     const networks::Json* found = find(name);
@@ -98,17 +136,21 @@ class ScenarioEnv {
  public:
   struct Config {
     Json parameters;
-    int64_t max_steps, num_agents = 1;
-    sebulba::Spaces spaces;
+    int64_t max_steps, num_agents = 0;
+    std::vector<sebulba::AgentSpec> agents;
     std::vector<std::string> info;
 
     explicit Config(const Json& json)
         : parameters(json["parameters"]), max_steps(json["max_episode_steps"].integer()) {
       const auto scenario = make();
-      spaces = scenario->spaces();
-      if (spaces.observation.empty()) throw std::runtime_error("spaces(): no observation");
-      if (spaces.action.empty() == (spaces.num_choices == 0))
-        throw std::runtime_error("spaces(): give either numbers or choices as actions");
+      agents = scenario->agents(), num_agents = static_cast<int64_t>(agents.size());
+      if (agents.empty()) throw std::runtime_error("agents(): no agent");
+      for (const auto& agent : agents) {
+        const auto& spaces = agent.spaces;
+        if (spaces.observation.empty()) throw std::runtime_error("spaces(): no observation");
+        if (spaces.action.empty() == (spaces.num_choices == 0))
+          throw std::runtime_error("spaces(): give either numbers or choices as actions");
+      }
       for (const auto& [name, value] : scenario->info()) info.push_back(name);
     }
     std::unique_ptr<sebulba::Scenario> make() const {
@@ -116,8 +158,18 @@ class ScenarioEnv {
       scenario->give(parameters);
       return scenario;
     }
-    int num_features() const { return static_cast<int>(spaces.observation.size() + info.size()); }
-    int num_actions() const { return std::max(1, static_cast<int>(spaces.action.size())); }
+    // Rows of agents with fewer numbers are filled up with 0.
+    size_t num_observed() const {
+      size_t most = 0;
+      for (const auto& agent : agents) most = std::max(most, agent.observed().size());
+      return most;
+    }
+    int num_features() const { return static_cast<int>(num_observed() + info.size()); }
+    int num_actions() const {
+      size_t most = 1;
+      for (const auto& agent : agents) most = std::max(most, agent.num_action_numbers());
+      return static_cast<int>(most);
+    }
   };
 
   ScenarioEnv(const Config& config, uint64_t seed) : config_(&config), seed_(seed) {}
@@ -130,19 +182,27 @@ class ScenarioEnv {
     begin();
     run();
     show(output);
-    *output.is_first = 1, *output.reward = 0;
+    for (int64_t i = 0; i < config_->num_agents; ++i) output.is_first[i] = 1, output.reward[i] = 0;
   }
 
+  // An episode that ended before anybody was to decide ends in its first step.
   void step(const float* action, const Output& output) {
     if (has_ended_) return reset(output);
-    scenario_->act({action, action + config_->num_actions()});
-    run();
+    if (is_due_) {
+      for (size_t i = 0; i < config_->agents.size(); ++i, action += config_->num_actions())
+        if (is_asked_[i])
+          scenario_->act_of(i, {action, action + config_->agents[i].num_action_numbers()});
+      run();
+    }
+    const bool is_late = ++num_steps_ == config_->max_steps, has_won = scenario_->is_terminated();
+    has_ended_ = has_won || is_late || scenario_->is_truncated();
     show(output);
-    const bool is_late = ++num_steps_ == config_->max_steps;
-    *output.terminated = scenario_->is_terminated();
-    *output.truncated = !*output.terminated && (is_late || scenario_->is_truncated());
-    *output.is_over = has_ended_ = *output.terminated || *output.truncated;
-    *output.acting = !has_ended_;
+    *output.is_over = has_ended_;
+    for (int64_t i = 0; has_ended_ && i < config_->num_agents; ++i) {
+      const bool was_there = output.acting[i] || config_->num_agents == 1;
+      output.terminated[i] = was_there && has_won, output.truncated[i] = was_there && !has_won;
+      output.acting[i] = 0;
+    }
   }
 
   void seek(int64_t episode) { episode_ = episode - 1, has_ended_ = true; }
@@ -165,7 +225,7 @@ class ScenarioEnv {
     ns3::RngSeedManager::SetRun(static_cast<uint64_t>(episode_));
     ns3::RngSeedManager::ResetNextStreamIndex();
     scenario_ = config_->make();
-    scenario_->spaces();
+    scenario_->agents();
     scenario_->begin();
     for (const auto& [name, value] : config_->parameters.fields)
       if (!scenario_->known_parameters().contains(name)) refuse(name);
@@ -179,33 +239,46 @@ class ScenarioEnv {
 
   void run() {
     ns3::Simulator::Run();
-    if (!scenario_->take_due())
+    is_due_ = scenario_->take_due();
+    if (!is_due_ && !scenario_->is_terminated() && !scenario_->is_truncated())
       throw std::runtime_error("nothing happens any more, or the program stopped the simulator, and "
                                "the agent has nothing to decide; call decide_in() in begin() and act()");
   }
 
   void show(const Output& output) {
-    const auto observation = scenario_->observe();
-    if (observation.size() != config_->spaces.observation.size())
-      throw std::runtime_error("observe() returned " + std::to_string(observation.size()) +
-                               " numbers, not " + std::to_string(config_->spaces.observation.size()));
-    float* to = output.observation;
-    for (const double value : observation) *to++ = static_cast<float>(value);
+    const size_t num_features = config_->num_features(), num_observed = config_->num_observed();
     const auto told = scenario_->info();
-    for (const auto& name : config_->info) {
-      const auto found = told.find(name);
-      *to++ = found == told.end() ? 0.0f : static_cast<float>(found->second);
+    is_asked_.assign(config_->agents.size(), false);
+    for (size_t i = 0; i < config_->agents.size(); ++i) {
+      float* to = output.observation + i * num_features;
+      std::fill(to, to + num_features, 0.0f);
+      output.reward[i] = 0;
+      output.acting[i] = is_asked_[i] = (is_due_ || has_ended_) && scenario_->is_asked(i);
+      output.is_first[i] = output.terminated[i] = output.truncated[i] = 0;
+      if (is_asked_[i]) {
+        const auto observation = scenario_->observe_of(i);
+        const size_t wanted = config_->agents[i].observed().size();
+        if (observation.size() != wanted)
+          throw std::runtime_error("observe() returned " + std::to_string(observation.size()) +
+                                   " numbers, not " + std::to_string(wanted));
+        std::copy(observation.begin(), observation.end(), to);
+        output.reward[i] = static_cast<float>(scenario_->reward_of(i));
+      }
+      to += num_observed;
+      for (const auto& name : config_->info) {
+        const auto found = told.find(name);
+        *to++ = found == told.end() ? 0.0f : static_cast<float>(found->second);
+      }
+      if (output.info != nullptr) output.info[i] = {};
     }
-    *output.reward = static_cast<float>(scenario_->reward());
-    *output.is_first = *output.terminated = *output.truncated = *output.is_over = 0;
-    *output.acting = 1;
-    if (output.info != nullptr) *output.info = {};
+    *output.is_over = 0;
   }
 
   const Config* config_;
   uint64_t seed_;
   int64_t episode_ = -1, num_steps_ = 0;
-  bool has_ended_ = true;
+  bool has_ended_ = true, is_due_ = false;
+  std::vector<bool> is_asked_;
   std::unique_ptr<sebulba::Scenario> scenario_;
   std::vector<Trace> trace_;
 };
@@ -237,18 +310,27 @@ inline std::string as_json(const std::vector<sebulba::Range>& ranges) {
   return "[" + text.str() + "]";
 }
 
-// Begins an episode, and returns what its agent sees and does.
+inline std::string joined(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const auto& text : texts) all += (all.empty() ? "" : ",") + text;
+  return "[" + all + "]";
+}
+
+// Begins an episode, and returns what its agents see and do.
 inline std::string spec_of(const ScenarioEnv::Config& config) {
-  std::vector<float> observation(config.num_features());
-  float reward;
-  uint8_t flags[5];
-  ScenarioEnv(config, 0).reset(
-      {observation.data(), &reward, flags, flags + 1, flags + 2, flags + 3, flags + 4, nullptr});
-  std::string names;
-  for (const auto& name : config.info) names += (names.empty() ? "\"" : ",\"") + name + "\"";
-  return "{\"observation\":" + as_json(config.spaces.observation) + ",\"action\":" +
-         as_json(config.spaces.action) + ",\"num_choices\":" +
-         std::to_string(config.spaces.num_choices) + ",\"info\":[" + names + "]}";
+  const size_t count = config.agents.size();
+  std::vector<float> observation(count * config.num_features()), reward(count);
+  std::vector<uint8_t> flags(4 * count + 1);
+  uint8_t* flag = flags.data();
+  ScenarioEnv(config, 0).reset({observation.data(), reward.data(), flag, flag + count,
+                                flag + 2 * count, flag + 3 * count, flag + 4 * count, nullptr});
+  std::vector<std::string> agents, names;
+  for (const auto& agent : config.agents)
+    agents.push_back("{\"name\":\"" + agent.name + "\",\"observation\":" +
+                     as_json(agent.observed()) + ",\"action\":" + as_json(agent.spaces.action) +
+                     ",\"num_choices\":" + std::to_string(agent.spaces.num_choices) + "}");
+  for (const auto& name : config.info) names.push_back("\"" + name + "\"");
+  return "{\"agents\":" + joined(agents) + ",\"info\":" + joined(names) + "}";
 }
 
 }  // namespace networks

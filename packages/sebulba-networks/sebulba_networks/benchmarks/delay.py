@@ -1,0 +1,113 @@
+"""Return of CartPole behind a network, over the delay of its observations.
+
+``python -m sebulba_networks.benchmarks.delay --seeds 3 --json FILE --png FILE``. For each delay,
+PPO is trained with different additions to the observation. The return is the mean of 100 greedy
+episodes of the last policy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import sebulba
+from sebulba.metrics.figures import BLUE, GREY, RED, open_frame, picture
+from sebulba.support.checks import at_least
+from sebulba.tools.bench.harness import machine, write_json
+
+ENV, PRESET = "networked:CartPole-v1", "cartpole-ppo"
+DELAYS = (0, 3, 5, 8, 10)
+"""In steps of 20 ms."""
+OPTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "plain": lambda delay: {},
+    "own actions": lambda delay: {"own_actions": delay},
+    "observations": lambda delay: {"observations": delay + 1},
+    "ages": lambda delay: {"ages": True},
+    "LSTM": lambda delay: {},
+    "trained without delay": lambda delay: {},
+}
+"""What is added to the observation."""
+COLORS = {
+    **{"plain": RED, "own actions": BLUE, "observations": "#3f9b4b", "ages": "#b08a1e"},
+    **{"LSTM": "#8a4fb0", "trained without delay": GREY},
+}
+EPISODES = 100
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what is not in the JSON file yet, and draw all of it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=3, help="from 0; default: 3")
+    parser.add_argument("--delays", type=int, nargs="+", default=DELAYS, metavar="N")
+    parser.add_argument("--sees", nargs="+", choices=OPTIONS, default=[*OPTIONS])
+    parser.add_argument("--env-steps", type=int, default=100_000, metavar="N")
+    parser.add_argument("--json", required=True, metavar="FILE", help="kept after each training")
+    parser.add_argument("--png", metavar="FILE")
+    given = parser.parse_args(argv)
+    at_least(1, "seeds", given.seeds)
+    runs = json.loads(Path(given.json).read_text())["runs"] if Path(given.json).exists() else []
+    for seed in range(given.seeds):
+        for sees in given.sees:
+            for delay in given.delays:
+                key = {"sees": sees, "delay": delay, "seed": seed, "env_steps": given.env_steps}
+                if any(key.items() <= run.items() for run in runs):
+                    continue
+                runs.append({**key, "return": measured(sees, delay, seed, given.env_steps)})
+                print(runs[-1], flush=True)
+                write_json(given.json, {"runs": runs, "machine": machine()})
+    if given.png:
+        draw(runs, given.png)
+    return 0
+
+
+def measured(sees: str, delay: int, seed: int, env_steps: int) -> float:
+    """Train and return the mean return of the policy with this delay."""
+    trained_with = 0 if sees == "trained without delay" else delay
+    options = OPTIONS[sees](delay)
+    agent = {"lstm_size": 64, "separate_value_torso": False} if sees == "LSTM" else {}
+    with tempfile.TemporaryDirectory() as folder:
+        sebulba.train(
+            PRESET,
+            env={"id": ENV, "options": {"delay": trained_with, **options}},
+            agent=agent,
+            seed=seed,
+            total_env_steps=env_steps,
+            run_dir=folder,
+            writers=(),
+        )
+        policy = sebulba.load_policy(folder)
+    env = sebulba.make_env_factory(ENV, delay=delay, **options)
+    evaluation = sebulba.evaluate(policy, env, num_episodes=EPISODES, num_envs=25, seed=1000)
+    return round(evaluation.episode_return_mean, 1)
+
+
+def draw(runs: list[dict[str, Any]], file: str) -> None:
+    """Draw the means over seeds as lines, and every seed as a dot."""
+    with picture(file, 7, 4.2) as figure:
+        axes = figure.subplots()
+        open_frame(axes, "y")
+        for sees, color in COLORS.items():
+            own = [run for run in runs if run["sees"] == sees]
+            delays = sorted({run["delay"] for run in own})
+            means = [
+                statistics.mean(run["return"] for run in own if run["delay"] == delay)
+                for delay in delays
+            ]
+            if own:
+                axes.plot(delays, means, color=color, label=sees)
+            axes.scatter(
+                [run["delay"] for run in own], [run["return"] for run in own], s=14, color=color
+            )
+        axes.set_xticks(sorted({run["delay"] for run in runs}))
+        axes.set(xlabel="delay of the observation, steps", ylabel="return", ylim=(0, 520))
+        axes.legend(frameon=False, loc="lower left")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""``--env.id ns3:program``: an ns-3 program of one agent or many, all simulators in one pool."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sebulba_networks.process_pool import ProcessPool
+from sebulba.envs.packages import VectorKind, VectorParts
+from sebulba.envs.saving.sealed import seal, unseal
+from sebulba.envs.seeds import check_seeds
+from sebulba.envs.spaces import canonical_action_space, make_action_check
+from sebulba.envs.tree import Act, AgentNode, Obs, Population, compile_tree
+from sebulba.errors import EnvError, UsageError
+from sebulba.types import EnvOutput, EnvSpec, MultiAgentSpec, PyTree
+
+import sebulba_ns3
+from sebulba_ns3.scenario import Program, read_program
+
+NAME = "ns3:program"
+SILENT = "silent"
+"""Number that a program tells where nobody was to decide for too long."""
+
+
+class ProgramAdapter:
+    """A vector of simulators, with next-step autoreset. They run at the same time, each in a worker.
+
+    Groups are agents with equal spaces.
+    """
+
+    def __init__(
+        self, library: Any, program: Program, seeds: Sequence[int], step_timeout_s: float
+    ) -> None:
+        """Begin a worker process for each seed."""
+        self.num_envs = len(seeds)
+        self.spec = program_spec(program)
+        self._program = program
+        self._places = _places(self.spec, program)
+        self._checks = {
+            group: make_action_check(
+                canonical_action_space(program.agents[places[0]].action_space),
+                self.num_envs * len(places),
+            )
+            for group, places in self._places.items()
+        }
+        self._is_one = isinstance(self.spec, EnvSpec)
+        self._is_warned = SILENT not in program.info
+        self._pool = ProcessPool(
+            library, program.options, check_seeds(seeds, len(seeds)), step_timeout_s
+        )
+
+    def reset(self) -> EnvOutput:
+        """Begin new episodes in all simulators."""
+        return self._output(self._pool.reset())
+
+    def step(self, action: PyTree) -> EnvOutput:
+        """Act, and let all simulators run until somebody is to decide in each.
+
+        Raises:
+          ActionError: An action is invalid; no simulator has received it.
+          EnvError: A simulator failed.
+        """
+        by_group = {"": action} if self._is_one else action
+        options = self._program.options
+        shape = (self.num_envs, options.num_agents, options.num_actions)
+        given = np.zeros(shape, np.float32)
+        for group, places in self._places.items():
+            own = np.asarray(by_group[group])
+            self._checks[group](own.reshape(-1, *own.shape[1 if self._is_one else 2 :]))
+            numbers = own.reshape(self.num_envs, len(places), -1)
+            given[:, places, : numbers.shape[2]] = numbers
+        return self._output(self._pool.step(given))
+
+    def fused(self) -> str:
+        return "ns-3 runs in processes of its own"
+
+    def state(self) -> bytes:
+        """Return seeds, episodes and actions, which are repeated on resume."""
+        return seal(self._pool.state(), of=self._who(), num_envs=self.num_envs)
+
+    def put_back(self, state: bytes) -> None:
+        """Go on from ``state``: the simulators repeat their episodes.
+
+        Raises:
+          EnvError: It is the state of another program, or damaged.
+        """
+        content = unseal(state, of=self._who(), num_envs=self.num_envs)
+        if not isinstance(content, bytes):
+            raise EnvError(f"the saved state of {self._who()} is damaged; use another")
+        self._pool.put_back(content)
+
+    def close(self) -> None:
+        """End the worker processes; may be called twice."""
+        self._pool.close()
+
+    def _who(self) -> str:
+        return f"environment {NAME!r} with {self._program.options.json}"
+
+    def _output(self, rows: Any) -> EnvOutput:
+        num_agents = self._program.options.num_agents
+        obs = rows.obs.reshape(self.num_envs, num_agents, -1)
+        self._warn_of_silence(obs, rows.episode_end)
+
+        def by_group(x: np.ndarray) -> PyTree:
+            x = x.reshape(self.num_envs, num_agents)
+            if self._is_one:
+                return x[:, 0]
+            return {group: x[:, places] for group, places in self._places.items()}
+
+        def seen(places: list[int]) -> np.ndarray:
+            space = self._program.agents[places[0]].observation_space
+            return obs[:, places, : space.shape[0]]
+
+        reward = by_group(rows.reward)
+        every = {group: seen(places) for group, places in self._places.items()}
+        return EnvOutput(
+            obs=every[""][:, 0] if self._is_one else every,
+            reward=reward,
+            terminated=by_group(rows.terminated),
+            truncated=by_group(rows.truncated),
+            is_first=by_group(rows.is_first),
+            unclipped_reward=reward,
+            episode_end=rows.episode_end,
+            acting=() if self._is_one else by_group(rows.acting),
+        )
+
+    def _warn_of_silence(self, obs: np.ndarray, ends: np.ndarray) -> None:
+        if self._is_warned or not ends.any():
+            return
+        info = self._program.info
+        if (obs[ends, 0, obs.shape[2] - len(info) + info.index(SILENT)] > 0).any():
+            self._is_warned = True
+            warnings.warn(
+                f"{NAME}: an episode was truncated, because no agent was asked for an action for "
+                "silent_limit of simulated time: its messages are lost, or nobody sends any; look "
+                "at the connections, or set a larger silent_limit in build()",
+                stacklevel=3,
+            )
+
+
+def program_spec(program: Program) -> EnvSpec | MultiAgentSpec:
+    """Return the spec of one simulator."""
+    nodes = {
+        agent.name: AgentNode(Obs(agent.observation_space), Act(agent.action_space))
+        for agent in program.agents
+    }
+    if len(nodes) == 1:
+        return compile_tree(*nodes.values(), name=NAME)
+    return compile_tree(Population(nodes), name=NAME, waits=True)
+
+
+def _places(spec: EnvSpec | MultiAgentSpec, program: Program) -> dict[str, list[int]]:
+    """Return the numbers of the agents of each group, in the order of its slots."""
+    if isinstance(spec, EnvSpec):
+        return {"": [0]}
+    names = [agent.name for agent in program.agents]
+    return {
+        group: [names.index(slot) for slot in one.slots] for group, one in spec.groups.items()
+    }
+
+
+def _parts(
+    options: Mapping[str, Any], num_threads: int | None, step_timeout_s: float
+) -> VectorParts:
+    del num_threads  # each simulator has a process
+    parameters = dict(options)
+    if "source" not in parameters:
+        raise UsageError(f"{NAME} needs the option source; give a program such as {EXAMPLE}")
+    source, limit = parameters.pop("source"), parameters.pop("max_episode_steps", None)
+    library = sebulba_ns3.scenario_library(source)
+    program = read_program(source, library, limit, parameters)
+    return VectorParts(
+        lambda num_envs, seeds: ProgramAdapter(library, program, seeds, step_timeout_s),
+        lambda: program_spec(program),
+    )
+
+
+EXAMPLE = "packages/sebulba-ns3/examples/remote_cart.cc"
+ENVIRONMENTS = {"program": VectorKind(_parts)}
+"""What the entry point ``ns3`` of ``sebulba.environments`` names."""
