@@ -346,9 +346,7 @@ class ExperimentConfig(LoopOptions):
         named += [f"the callback {name}" for name in self.callbacks]
         if self.compile_cache not in ("auto", "off"):
             named.append(f"the compiled programs in {self.compile_cache}")
-        return named + [
-            f"the folder {folder}" for folder in (self.run_dir, self.from_run) if folder
-        ]
+        return named + [f"the folder {folder}" for folder in (self.run_dir,) if folder is not None]
 
     def num_cycles(self, num_inferencers: int, done_env_steps: int = 0) -> int:
         """Return the trajectories that what is left of ``total_env_steps`` takes.

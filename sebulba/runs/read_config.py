@@ -40,7 +40,6 @@ COMMON_OPTIONS = {
         "--env.backend NAME": "envpool, the default if it has the id, or gymnasium",
         "--agent AGENT": "your own agent: my_package:MyAgent",
         "--learning-rate X": "step size of the optimizer",
-        "--from RUN": "begin with the networks of another run",
         "--seed N": "seed of networks, actions and environments",
     },
     "length": {
@@ -203,11 +202,6 @@ def _field_docstrings(cls: type) -> dict[str, str]:
     return texts
 
 
-@dataclasses.dataclass(frozen=True)
-class _EnvOptions:
-    options: dict[str, OptionValue] = dataclasses.field(default_factory=dict)
-
-
 def take_env_options(words: Sequence[str]) -> tuple[list[str], dict[str, OptionValue]]:
     """Take the options of the environment out of ``words``, however they are written.
 
@@ -240,7 +234,4 @@ def take_env_options(words: Sequence[str]) -> tuple[list[str], dict[str, OptionV
             pairs += [name, value if equals else left.pop(0)]
         else:
             others.append(word)
-    if not pairs:
-        return others, {}
-    args = ["--options", *pairs]
-    return others, tyro.cli(_EnvOptions, default=_EnvOptions(), args=args).options
+    return others, tyro.cli(dict[str, OptionValue], args=pairs) if pairs else {}

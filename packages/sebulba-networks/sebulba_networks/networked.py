@@ -240,6 +240,7 @@ class _Maker:
     """Makes a networked environment of an id of Gymnasium."""
 
     id: str
+    """In Gymnasium's registry."""
 
     def __call__(
         self,

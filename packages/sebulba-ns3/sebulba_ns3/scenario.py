@@ -144,8 +144,11 @@ class Agent(NamedTuple):
     """An agent of a program."""
 
     name: str
+    """As the program calls it."""
     observation_space: Box
+    """What it sees, its own actions and ages included."""
     action_space: Space
+    """Numbers, or choices."""
 
 
 class Program(NamedTuple):
