@@ -156,7 +156,7 @@ def test_observations_outside_of_their_bounds_are_errors(monkeypatch, wrong):
     [
         ("closed", "its process ended with SIGKILL, because it had closed its output and went on"),
         ("ends in an answer", "its process ended with exit code 7"),
-        ("assertion", 'its process ended with exit code 7: NS_ASSERT failed.* msg="no x"'),
+        ("assertion", 'its process ended with exit code 7: NS_ASSERT failed.* msg="no x".*'),
     ],
 )
 def test_what_ends_at_one_place_twice_is_an_error(make, wrong, said):
