@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=204_800)
     parser.add_argument("--entropy", type=float, default=0.05)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--matchmaker", default="pfsp")
     parser.add_argument("--history", type=int, default=50)
     parser.add_argument("--snapshot-every", type=int, default=32_768)
@@ -169,7 +170,11 @@ def main() -> None:
     agent: Any = PRESETS["kuhn"].make().agent
     assert isinstance(agent, PPOConfig)
     agent = dataclasses.replace(
-        agent, entropy_coefficient=given.entropy, learning_rate=given.learning_rate
+        agent,
+        entropy_coefficient=given.entropy,
+        learning_rate=given.learning_rate,
+        epochs=given.epochs,
+        normalize_advantages=False,
     )
     config = LeagueConfig(
         {"*": agent},

@@ -21,7 +21,10 @@ import sebulba
 from sebulba import UsageError
 from sebulba.agents.configs import PPOConfig
 from sebulba.configs.presets import PRESETS
-from tests.league.games import PPO, Throws, Turns, league_of, loop_of, planted
+from tests.league.games import CYCLE, PPO, Throws, Turns, league_of, loop_of, planted
+
+
+ALONE: Any = CYCLE | {"schedule": "lockstep"}
 
 
 def test_ratings_are_those_that_made_the_results():
@@ -45,6 +48,7 @@ def test_one_who_won_all_has_a_rating_and_draws_are_half():
     assert np.isfinite(ratings).all() and np.isfinite(margins).all()
 
 
+@pytest.mark.slow
 def test_in_cross_play_every_pair_plays_from_both_seats():
     agent = league_of(Throws)
     with loop_of(Throws, agent) as loop:
@@ -67,11 +71,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     agent = dataclasses.replace(
         config.agent, anchors={"random": "legal-random"}, mirrors=1, snapshot_every=8192
     )
-    small = {"total_env_steps": 32768, "run_dir": str(folder), "eval_every_env_steps": 16384}
+    small = {"total_env_steps": 32768, "run_dir": str(folder), "eval_every_env_steps": 32768}
+    small |= {"inference_devices": (0,), "update_devices": (0,), "anneal_learning_rate": False}
     sebulba.train(dataclasses.replace(config, agent=agent, eval_episodes=20, **small))
     return folder
 
 
+@pytest.mark.slow
 def test_a_league_by_the_command_is_a_run_like_others(run, tmp_path, capsys):
     assert (
         main([str(run), "--json", str(tmp_path / "a.json"), "--picture", str(tmp_path / "a.png")])
@@ -93,6 +99,7 @@ def test_a_league_by_the_command_is_a_run_like_others(run, tmp_path, capsys):
     assert resumed is not None and int(resumed.state.experience.made) == 6
 
 
+@pytest.mark.slow
 def test_cross_play_of_a_run_has_ratings_and_a_picture(run, tmp_path, capsys):
     picture, file = tmp_path / "b.png", tmp_path / "b.json"
     main([str(run), "--games", "4", "--picture", str(picture), "--json", str(file)])
@@ -110,7 +117,7 @@ def test_a_run_without_a_league_is_refused_in_words(tmp_path):
 
 
 def test_trainers_nest_and_each_iteration_says_whom_the_learner_beats(tmp_path):
-    rollout = Rollout(Turns, PPO, num_envs=16, steps_per_cycle=8, rounds=4, schedule="lockstep")
+    rollout = Rollout(Turns, PPO, num_envs=16, steps_per_cycle=8, rounds=4, **ALONE)
     fields = {"history": 4, "opponents": 2, "mirrors": 1, "snapshot_every": 512}
     trainer = League(SelfPlay(rollout, **fields), "latest", {"random": "legal-random"})
     with trainer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sebulba.metrics.figures import new_figure
-from sebulba_league.matchmakers import win_rates
+from sebulba_league.matchmakers import DRAWN, WON
 from sebulba_league.table import Row
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def draw_cross_play(
     size = len(names)
     figure = new_figure(6.0 + 0.2 * size, 3.0 + 0.2 * size)
     axes, beside = figure.subplots(1, 2, sharey=True, gridspec_kw={"width_ratios": [3, 1]})
-    _draw_heat(axes, win_rates(results), names, figure)
+    points = results[..., WON] + results[..., DRAWN] / 2
+    _draw_heat(axes, points / results.sum(axis=-1), names, figure, "")
     axes.set_xticks(range(size), names, rotation=90, fontsize=8)
     axes.set_xlabel("in the second seat", fontsize=8)
     axes.set_ylabel("in the first seat", fontsize=8)
@@ -64,7 +65,13 @@ def draw_cross_play(
     figure.savefig(file, dpi=150)
 
 
-def _draw_heat(axes: Axes, rates: np.ndarray, labels: Sequence[str], figure: Any) -> None:
+def _draw_heat(
+    axes: Axes,
+    rates: np.ndarray,
+    labels: Sequence[str],
+    figure: Any,
+    what: str = "share of points",
+) -> None:
     image = axes.imshow(rates, cmap=COLOURS, vmin=0.0, vmax=1.0, aspect="auto")
     axes.set_yticks(range(len(labels)), labels, fontsize=8)
     if max(rates.shape) <= MOST_WRITTEN:
@@ -72,4 +79,4 @@ def _draw_heat(axes: Axes, rates: np.ndarray, labels: Sequence[str], figure: Any
             colour = "white" if abs(rate - 0.5) > 0.3 else "black"
             text = f"{100 * rate:.0f}"
             axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=8)
-    figure.colorbar(image, ax=axes, label="share of points", fraction=0.05)
+    figure.colorbar(image, ax=axes, label=what, fraction=0.05)

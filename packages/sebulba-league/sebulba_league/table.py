@@ -80,7 +80,7 @@ def print_rows(rows: Sequence[Row], title: str) -> None:
         (
             row.name,
             *(f"{rate:.0%}" for rate in row.rates),
-            f"{row.win_rate:.0%} ± {row.margin:.0%}",
+            f"{row.win_rate:.0%} ± {row.margin:.0%}" if row.games.all() else "?",
             f"{row.games.sum():,.0f}",
             f"{row.chance:.0%}" if row.generation >= 0 else "",
         )
