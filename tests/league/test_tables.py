@@ -23,7 +23,6 @@ from sebulba.agents.configs import PPOConfig
 from sebulba.configs.presets import PRESETS
 from tests.league.games import CYCLE, PPO, Throws, Turns, league_of, loop_of, planted
 
-
 ALONE: Any = CYCLE | {"schedule": "lockstep"}
 
 
