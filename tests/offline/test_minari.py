@@ -8,11 +8,17 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from sebulba_offline.cloning import BC
+from sebulba_offline.configs import BCConfig
 from sebulba_offline.dataset import load
 
+import sebulba
 from sebulba.commands.cli import main
 from tests.support import recorded
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Implicitly cleaning up:ResourceWarning", "ignore::UserWarning:minari"
+)
 minari = pytest.importorskip("minari", reason="needs sebulba-offline[minari]")
 
 
@@ -21,8 +27,12 @@ def own_folder(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
 
 
-def test_what_minari_recorded_is_read(tmp_path: Path, capsys: Any) -> None:
-    env = minari.DataCollector(gymnasium.make("CartPole-v1", max_episode_steps=30))
+def game() -> gymnasium.Env:
+    return gymnasium.make("CartPole-v1", max_episode_steps=30)
+
+
+def test_what_minari_recorded_is_read_and_trains(tmp_path: Path, capsys: Any) -> None:
+    env = minari.DataCollector(game())
     env.action_space.seed(0)
     for seed in range(12):
         env.reset(seed=seed)
@@ -31,7 +41,7 @@ def test_what_minari_recorded_is_read(tmp_path: Path, capsys: Any) -> None:
             *_, terminated, truncated, _ = env.step(env.action_space.sample())
             over = terminated or truncated
     source = env.create_dataset("toy/random-v0")
-    env.close()
+    env._tmp_dir.cleanup()  # close() would leave that to the garbage collector, which warns
     assert main(["dataset", "minari", "toy/random-v0", str(tmp_path / "data")]) == 0
     dataset = load(tmp_path / "data")
     told = dataset.episodes()
@@ -45,6 +55,10 @@ def test_what_minari_recorded_is_read(tmp_path: Path, capsys: Any) -> None:
         np.testing.assert_array_equal(rows.reward[1:], episode.rewards)
         np.testing.assert_array_equal(rows.terminated[1:], episode.terminations)
         assert rows.truncated[-1] == (not episode.terminations[-1])
+    agent = BC(sebulba.env_spec(game), BCConfig(dataset=str(tmp_path / "data")))
+    sizes = {"num_inferencers_per_device": 1, "inference_devices": [0], "update_devices": [0]}
+    with sebulba.GymnasiumLoop(game, agent, 4, **sizes) as loop:
+        assert loop.train(total_env_steps=640, steps_per_cycle=16).counters.updates > 0
 
 
 def test_what_is_written_is_read_by_minari_and_again(tmp_path: Path) -> None:

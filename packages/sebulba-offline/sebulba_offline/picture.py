@@ -42,10 +42,9 @@ def draw(dataset: Dataset, file: str | Path) -> None:
 
 
 def _histogram(axes: Axes, values: np.ndarray, what: str) -> None:
-    width = max(np.ptp(values), 1e-3 * max(abs(values).max(), 1.0))
-    middle = (values.min() + values.max()) / 2
-    edges = (middle - width / 2, middle + width / 2)
+    edges = None if np.ptp(values) else (values[0] - 1, values[0] + 1)
     axes.hist(values, bins=BINS, range=edges, color=COLOURS[0])
+    axes.locator_params(axis="x", nbins=5)
     axes.set_xlabel(what)
     axes.set_ylabel("episodes")
     open_frame(axes)
@@ -59,6 +58,7 @@ def _actions(axes: Axes, dataset: Dataset) -> None:
     if isinstance(space, spaces.Discrete):
         shares = np.bincount(action[:, 0] - space.start, minlength=int(space.n)) / len(action)
         axes.bar(np.arange(len(shares)) + space.start, shares, color=COLOURS[0])
+        axes.locator_params(axis="x", integer=True)
         axes.set_xlabel("action")
         axes.set_ylabel("share")
     else:
