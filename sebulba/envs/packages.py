@@ -79,4 +79,4 @@ def package_versions(env: str) -> dict[str, str]:
     package_env(env)
     entry = plugins.env_entry(env, ENV_LIBRARIES)
     assert entry is not None, env
-    return plugins.versions(entry)
+    return {} if entry.dist is None else {entry.dist.name: entry.dist.version}

@@ -152,11 +152,6 @@ def prefix_of(env_id: str) -> str | None:
     return None if match is None else match[1]
 
 
-def versions(entry: EntryPoint) -> dict[str, str]:
-    """Return the package that brings something, with its version."""
-    return {} if entry.dist is None else {entry.dist.name: entry.dist.version}
-
-
 def _packages(entries: Iterable[EntryPoint]) -> list[str]:
     """Return the names of the packages that have these entry points."""
     return [entry.value if entry.dist is None else entry.dist.name for entry in entries]
