@@ -85,7 +85,69 @@ def without_bank(staged: PyTree) -> PyTree:
     return staged.networks if isinstance(staged, WithBank) else staged
 
 
-class Agent(abc.ABC, Generic[ConfigT]):
+class Learner(abc.ABC, Generic[ConfigT]):
+    """What is learned, and how; inside ``loss`` and ``optimize`` the axis ``"learner"`` is bound.
+
+    Arrays there are this device's shard.
+    """
+
+    @abc.abstractmethod
+    def new_networks(self, key: jax.Array) -> PyTree:
+        """Return initial networks."""
+
+    @abc.abstractmethod
+    def new_opt(self, networks: PyTree) -> PyTree:
+        """Return the initial optimizer state for ``networks``."""
+
+    @abc.abstractmethod
+    def loss(self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array) -> Loss:
+        """Return ``(scalar loss, (experience, scalar metrics))`` of this device's shard.
+
+        The loop takes the mean of gradients and metrics over the devices; a masked mean must
+        therefore divide by ``lax.pmean`` of its count, as
+        :func:`sebulba.agents.kernels.optimizer.masked_mean` does.
+
+        Args:
+          networks: Parameters; the gradient is with respect to these.
+          opt: Read only.
+          experience: As ``update_experience`` or the last ``loss`` returned it.
+          key: Differs by update and device.
+        """
+
+    @abc.abstractmethod
+    def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
+        """Return ``(networks, opt)`` after one update with the mean gradient; both are donated."""
+
+    def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
+        """Return how many updates are due after the ``cycle``-th (from 1) consumed trajectory.
+
+        Host-side and pure. 0 while warming up or gathering; at most one other value in a run, but
+        for the first that is not 0.
+        """
+        return 1
+
+    @abc.abstractmethod
+    def experience_spec(self) -> PyTree:
+        """Return a prefix tree of ``PartitionSpec`` over ``"learner"`` for the experience.
+
+        A leaf whose spec is ``P()`` must come out of every function equal on all devices.
+        """
+
+    def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
+        """Return ``new`` with everything of ``saved`` that is still valid at other sizes.
+
+        Called when a run is resumed with another number of Inferencers or environments. The
+        default returns None, which says that nothing can be kept although it would be missed, as
+        with a replay: the run is then refused, unless it may begin with ``new`` as it is.
+
+        Args:
+          new: A new experience, or its shapes.
+          saved: What was saved, or its shapes.
+        """
+        return None
+
+
+class Agent(Learner[ConfigT]):
     """A reinforcement-learning algorithm as pure functions of arrays.
 
     The loop jits, donates, places and maps these functions, so an agent holds no thread, device
@@ -170,13 +232,8 @@ class Agent(abc.ABC, Generic[ConfigT]):
     def check_run(self, run: RunSpec) -> None:
         """Raise UsageError if the hyper-parameters do not fit ``run``; most fit any."""
 
-    @abc.abstractmethod
-    def new_networks(self, key: jax.Array) -> PyTree:
-        """Return initial networks."""
-
-    @abc.abstractmethod
-    def new_opt(self, networks: PyTree) -> PyTree:
-        """Return the initial optimizer state for ``networks``."""
+    def begin(self, run: RunSpec) -> None:
+        """Note the sizes of a run that begins, for ``num_off_policy_optims_per_cycle``."""
 
     @abc.abstractmethod
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PyTree:
@@ -398,55 +455,9 @@ class Agent(abc.ABC, Generic[ConfigT]):
           networks: Read only.
         """
 
-    @abc.abstractmethod
-    def loss(self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array) -> Loss:
-        """Return ``(scalar loss, (experience, scalar metrics))`` of this device's shard.
-
-        The loop takes the mean of gradients and metrics over the devices; a masked mean must
-        therefore divide by ``lax.pmean`` of its count, as
-        :func:`sebulba.agents.kernels.optimizer.masked_mean` does.
-
-        Args:
-          networks: Parameters; the gradient is with respect to these.
-          opt: Read only.
-          experience: As ``update_experience`` or the last ``loss`` returned it.
-          key: Differs by update and device.
-        """
-
-    @abc.abstractmethod
-    def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
-        """Return ``(networks, opt)`` after one update with the mean gradient; both are donated."""
-
-    def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
-        """Return how many updates are due after the ``cycle``-th (from 1) consumed trajectory.
-
-        Host-side and pure. 0 while warming up or gathering; at most one other value in a run.
-        """
-        return 1
-
     def reported_metrics(self, means: dict[str, float]) -> dict[str, float]:
         """Return what is written of the means of the metrics over some updates; by default all."""
         return means
-
-    @abc.abstractmethod
-    def experience_spec(self) -> PyTree:
-        """Return a prefix tree of ``PartitionSpec`` over ``"learner"`` for the experience.
-
-        A leaf whose spec is ``P()`` must come out of every function equal on all devices.
-        """
-
-    def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
-        """Return ``new`` with everything of ``saved`` that is still valid at other sizes.
-
-        Called when a run is resumed with another number of Inferencers or environments. The
-        default returns None, which says that nothing can be kept although it would be missed, as
-        with a replay: the run is then refused, unless it may begin with ``new`` as it is.
-
-        Args:
-          new: A new experience, or its shapes.
-          saved: What was saved, or its shapes.
-        """
-        return None
 
     def lasting_experience(self, experience: PyTree) -> PyTree:
         """Return the parts of an experience without which networks are worth less.

@@ -2,7 +2,7 @@
 
 Its Ape-X form (Horgan et al. 2018, arXiv 1803.00933) is prioritized replay, several steps before a
 target bootstraps, and a ladder of exploration over all environments of all Inferencers. From TD3
-(Fujimoto et al. 2018, arXiv 1802.09477): two critics and a smoothed target, but no delayed actor.
+(Fujimoto et al. 2018, arXiv 1802.09477): two critics, a smoothed target and a delayed actor.
 """
 
 from __future__ import annotations

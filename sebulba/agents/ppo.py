@@ -69,16 +69,13 @@ class PPO(OnPolicyAgent[PPOConfig]):
         """Check that minibatches are of one size."""
         check_minibatches(self.config.minibatches, run, of_steps=not self.config.lstm_size)
 
-    def _num_columns(self, num_steps: int, num_envs: int) -> int:
-        return num_envs if self.config.lstm_size else num_steps * num_envs
-
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
         return self.config.epochs * self.config.minibatches
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PPOExperience:
         base: Experience = super().new_experience(key, networks, run)
         no_value = jnp.zeros((run.steps_per_cycle + 1, run.num_envs), jnp.float32)
-        columns = self._num_columns(run.steps_per_cycle, run.num_envs)
+        columns = run.num_envs * (1 if self.config.lstm_size else run.steps_per_cycle)
         return PPOExperience(
             batch=self._batch(base.trajectory, no_value, no_value),
             core=base.core,

@@ -83,6 +83,6 @@ def halfcheetah() -> ExperimentConfig:
     """
     agent = _PLAIN | {
         "random_env_steps": 25_000,
-        "replay": dataclasses.replace(REPLAY, warm_up_cycles=1563),
+        "replay": dataclasses.replace(REPLAY, warm_up_env_steps=24_992),
     }
     return for_task(neutral(), "HalfCheetah-v4", agent, eval_every_env_steps=50_000)

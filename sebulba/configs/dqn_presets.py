@@ -34,7 +34,7 @@ def neutral() -> ExperimentConfig:
             num_steps=3,
             dueling=True,
             torso=TorsoConfig(hidden_sizes=(128, 128), activation="relu"),
-            replay=ReplayConfig(batch_size=128, updates_per_cycle=64, warm_up_cycles=16),
+            replay=ReplayConfig(batch_size=128, updates_per_env_step=1.0, warm_up_env_steps=960),
             target=TargetConfig(rate=0.005),
         ),
         total_env_steps=100_000,
@@ -61,7 +61,7 @@ def cartpole() -> ExperimentConfig:
         "final_epsilon": 0.04,
         "exploration_env_steps": 16_000,
         "torso": TorsoConfig(hidden_sizes=(64, 64), activation="relu"),
-        "replay": dataclasses.replace(replay, updates_per_cycle=16, prioritized=True),
+        "replay": dataclasses.replace(replay, updates_per_env_step=0.25, prioritized=True),
         "target": TargetConfig(rate=0.01),
     }
     return for_task(start, "CartPole-v1", agent, eval_every_env_steps=10_000)
@@ -75,8 +75,7 @@ def atari() -> ExperimentConfig:
     warm-up of 50 000, exploration that falls to 0.1 over a million, batch of 32 every 4 env steps,
     a target that follows after 10 000 updates: Mnih et al. 2015 (doi 10.1038/nature14236), extended
     data table 1. Double: van Hasselt et al. 2016 (arXiv 1509.06461). Adam instead of RMSProp, with
-    its learning rate and epsilon: Hessel et al. 2018 (arXiv 1710.02298), table 1. A cycle of 32
-    environments is 256 env steps, for 64 updates.
+    its learning rate and epsilon: Hessel et al. 2018 (arXiv 1710.02298), table 1.
     """
     return ExperimentConfig(
         env=ATARI_ENV,
@@ -86,9 +85,7 @@ def atari() -> ExperimentConfig:
             exploration_env_steps=1_000_000,
             torso=TorsoConfig(kind="nature_cnn"),
             optimizer=OptimizerConfig(epsilon=1.5e-4, max_grad_norm=0.0),
-            replay=ReplayConfig(
-                capacity=1_000_000, batch_size=32, updates_per_cycle=64, warm_up_cycles=196
-            ),
+            replay=ReplayConfig(1_000_000, 32, updates_per_env_step=0.25, warm_up_env_steps=49_920),
             target=TargetConfig(period=10_000),
         ),
         total_env_steps=50_000_000,

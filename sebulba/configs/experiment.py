@@ -229,6 +229,8 @@ class ExperimentConfig(LoopOptions):
                 "example ImpalaConfig()"
             )
         super().__post_init__()
+        if isinstance(self.agent, AgentConfig):
+            object.__setattr__(self, "agent", self.agent.fitted(self.num_envs))
         if self.agent_class is not None:
             use = "use for example my_package.agents:MyAgent"
             is_name = is_attribute(self.agent_class)
@@ -312,7 +314,7 @@ class ExperimentConfig(LoopOptions):
             "give an extension_learning_rate",
         )
         if self.anneal_learning_rate:
-            for agent in self._members().values():
+            for agent in self.members().values():
                 _optimizer_of(agent)
             at_most(
                 MOST_ANNEALED_CYCLES,
@@ -358,7 +360,7 @@ class ExperimentConfig(LoopOptions):
     def _cycles(self, env_steps: int, num_inferencers: int) -> int:
         return self.whole_cycles(env_steps, self.num_envs * self.steps_per_cycle, num_inferencers)
 
-    def _members(self) -> Mapping[str, AgentConfig]:
+    def members(self) -> Mapping[str, AgentConfig]:
         """Return the hyper-parameters of who learns: of one agent, under the name ""."""
         return self.agent.agents if isinstance(self.agent, MultiAgentConfig) else {"": self.agent}
 
@@ -374,7 +376,7 @@ class ExperimentConfig(LoopOptions):
         if self.anneal_env_steps is not None and self.extension_learning_rate is not None:
             share = self.extension_learning_rate / getattr(self.agent, "learning_rate", 1.0)
         annealed: dict[str, Any] = {}
-        for name, agent in self._members().items():
+        for name, agent in self.members().items():
             optimizer = dataclasses.replace(
                 _optimizer_of(agent),
                 schedule="linear",

@@ -37,9 +37,9 @@ class Presets(dict[str, Preset]):
         return decorated
 
 
-REPLAY = ReplayConfig(capacity=1_000_000, batch_size=256, updates_per_cycle=16, warm_up_cycles=313)
-"""For continuous actions: an update an env step of cycles of 16, after 5,000 env steps."""
-PENDULUM_REPLAY = dataclasses.replace(REPLAY, capacity=20_000, warm_up_cycles=63)
+REPLAY = ReplayConfig(1_000_000, 256, updates_per_env_step=1.0, warm_up_env_steps=4992)
+"""For continuous actions: an update an env step, but for the first 5,000."""
+PENDULUM_REPLAY = dataclasses.replace(REPLAY, capacity=20_000, warm_up_env_steps=992)
 """For 20,000 env steps."""
 
 ATARI = EnvConfig(

@@ -37,7 +37,7 @@ def neutral() -> ExperimentConfig:
             torso=TorsoConfig(hidden_sizes=(64,), activation="relu"),
             optimizer=OptimizerConfig(max_grad_norm=10.0),
             replay=dataclasses.replace(
-                _REPLAY, capacity=250_000, updates_per_cycle=16, warm_up_cycles=20
+                _REPLAY, capacity=250_000, updates_per_env_step=1 / 32, warm_up_env_steps=9728
             ),
             target=TargetConfig(rate=0.005),
         ),
@@ -75,7 +75,9 @@ def repeat_observation() -> ExperimentConfig:
         "rescale_values": False,
         "head_hidden_sizes": (),
         "torso": TorsoConfig(hidden_sizes=(32,), activation="relu"),
-        "replay": dataclasses.replace(_REPLAY, updates_per_cycle=4, warm_up_cycles=8),
+        "replay": dataclasses.replace(
+            _REPLAY, updates_per_env_step=1 / 128, warm_up_env_steps=3584
+        ),
         "target": TargetConfig(period=100),
     }
     env = "sebulba.envs.memory_tasks:RepeatObservation"
@@ -102,7 +104,10 @@ def atari() -> ExperimentConfig:
         agent=R2D2Config(
             torso=TorsoConfig(kind="nature_cnn"),
             replay=dataclasses.replace(
-                _REPLAY, capacity=1_000_000, updates_per_cycle=2, warm_up_cycles=40
+                _REPLAY,
+                capacity=1_000_000,
+                updates_per_env_step=1 / 640,
+                warm_up_env_steps=49_920,
             ),
             target=TargetConfig(period=200),
         ),

@@ -274,6 +274,7 @@ class GymnasiumLoop:
             len(self.update_devices),
             self._session.num_hosts,
         )
+        self.agent.begin(run_spec)
         if run_spec != self._checked:
             check_contract(self.agent, run_spec, learns=not self._session.inference_only)
             self._checked = run_spec

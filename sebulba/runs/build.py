@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -19,7 +19,7 @@ from sebulba.envs.wrappers import find_offsets
 from sebulba.loops.evaluation import EvaluationPlayer
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.wording import setting
-from sebulba.types import EnvFactory, EnvSpec, MultiAgentSpec, PyTree
+from sebulba.types import EnvFactory, EnvSpec, MultiAgentSpec, PyTree, RunSpec
 
 if TYPE_CHECKING:
     from sebulba.video.film import TrainingFilms
@@ -62,6 +62,9 @@ def _num_updates(config: ExperimentConfig, agent: Agent) -> int | dict[str, int]
     Those of many agents are by their names in the configuration.
     """
 
+    hosts = config.distributed.hosts
+    agent.begin(RunSpec(config.num_envs, 1, config.steps_per_cycle, 1, hosts))
+
     def updates_of(one: Agent) -> int:
         return sum(map(one.num_off_policy_optims_per_cycle, range(1, config.annealed_cycles + 1)))
 
@@ -91,6 +94,20 @@ def warn_of_rate_0(config: ExperimentConfig, agent: Agent) -> None:
             "agent.optimizer.share_after_schedule",
             stacklevel=2,
         )
+
+
+def notes_of_memory(config: ExperimentConfig) -> Iterator[str]:
+    """Yield what users should know of memories between torso and heads of an actor-critic."""
+    for one in config.members().values():
+        size, minibatches = getattr(one, "lstm_size", 0), getattr(one, "minibatches", 0)
+        if size and minibatches:
+            shared = (
+                ", which policy and value share" if hasattr(one, "separate_value_torso") else ""
+            )
+            yield (
+                f"{getattr(one, 'memory', None) or 'lstm'} of {size} units{shared}; minibatches of "
+                f"{config.num_envs // minibatches} of {config.num_envs} environments"
+            )
 
 
 def note_of_unbounded_actions(spec: EnvSpec | MultiAgentSpec) -> str | None:

@@ -52,6 +52,7 @@ from sebulba.runs.build import (
     build_films,
     build_player,
     note_of_unbounded_actions,
+    notes_of_memory,
     warn_of_rate_0,
 )
 from sebulba.runs.ended import write_end
@@ -199,7 +200,8 @@ class _Run:
             self.env = env
         self._agent = build_agent(config, spec)
         warn_of_rate_0(config, self._agent)
-        if note := note_of_unbounded_actions(self._agent.spec):
+        notes = *notes_of_memory(config), note_of_unbounded_actions(self._agent.spec)
+        for note in filter(None, notes):
             print(f"sebulba: {note}", flush=True)
         self._player = self._make_player(factory)
         self.loop = self._stack.enter_context(
@@ -657,7 +659,7 @@ def _print_summary(result: Result, folder: RunFolder, config: ExperimentConfig) 
     if result.stop_reason is not None:
         print(f"ended early: {result.stop_reason}", flush=True)
     elif not counters.updates and not result.stopped:
-        warm_up = setting("agent.replay.warm_up_cycles", "N")
+        warm_up = setting("agent.replay.warm_up_env_steps", "N")
         smaller = f", or a smaller {warm_up}" if hasattr(config.agent, "replay") else ""
         print(
             "nothing was learned, since no update was due so soon; use a larger "

@@ -47,6 +47,7 @@ _APART = {
     PRESETS: {
         **{f"congestion-{agent}": _NETWORKS for agent in ("ppo", "impala", "sac", "ddpg")},
         "shared-bottleneck-ppo": _NETWORKS,
+        **{f"{of}pqn": "sebulba-pqn" for of in ("", "cartpole-", "atari-", "breakout-minatar-")},
         **{f"{game}-league": _LEAGUE for game in ("kuhn", "leduc", "tic-tac-toe", "connect-four")},
         **dict.fromkeys(("bc", "iql", "td3-bc", "rebrac", "sac-data"), _OFFLINE),
     },

@@ -78,9 +78,10 @@ def test_refuses_a_linear_schedule_without_an_end() -> None:
         OptimizerConfig(schedule="linear")
 
 
-def test_refuses_an_lstm_with_a_separate_value_torso() -> None:
-    with pytest.raises(UsageError, match="cannot be combined with lstm_size=8"):
-        ImpalaConfig(separate_value_torso=True, lstm_size=8)
+def test_a_memory_is_shared_by_policy_and_value() -> None:
+    for memory in ({"lstm_size": 8}, {"memory": "gru"}):
+        assert not ImpalaConfig(separate_value_torso=True, **memory).separate_value_torso
+    assert ImpalaConfig(separate_value_torso=True).separate_value_torso
 
 
 def test_a_configuration_names_its_agent() -> None:

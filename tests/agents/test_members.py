@@ -173,7 +173,7 @@ def test_the_learning_rate_of_each_member_falls_over_its_own_updates():
 
 @pytest.mark.parametrize(
     ("counts", "schedule"),
-    [([3, 3, 3, 3], Schedule(1, 1, 3)), ([0, 0, 2, 0, 0, 2], Schedule(3, 3, 2))],
+    [([3, 3, 3, 3], Schedule(1, 1, 3, 3)), ([0, 0, 2, 0, 0, 2], Schedule(3, 3, 2, 2))],
 )
 def test_a_schedule_is_found_from_the_first_trajectories(counts, schedule):
     found = schedule_of("x", lambda cycle: counts[(cycle - 1) % len(counts)])

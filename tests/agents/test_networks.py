@@ -291,7 +291,7 @@ def test_bfloat16_is_the_format_of_the_torso_and_of_nothing_else(
     networks = quick_state(agent, RunSpec(2, 1, 4, 1)).networks
     assert {leaf.dtype for leaf in jax.tree.leaves(networks)} == {jnp.dtype("float32")}
     obs = np.random.default_rng(0).uniform(0, space.high.max(), (1, 2, *shape)).astype(dtype)
-    given = networks, obs, zero_core(3, 2), np.zeros((1, 2), bool)
+    given = networks, obs, zero_core(agent.config, 2), np.zeros((1, 2), bool)
     found = layer_dtypes(jax.make_jaxpr(agent.evaluate)(*given).jaxpr)
     assert found[:layers] == ["bfloat16"] * layers
     assert set(found[layers:]) == {"float32"} and len(found) >= layers + 3
@@ -307,3 +307,29 @@ def test_bfloat16_is_the_format_of_the_torso_and_of_nothing_else(
 def test_bfloat16_is_refused_for_a_network_of_ones_own() -> None:
     with pytest.raises(UsageError, match=r"torso.dtype='bfloat16' cannot be applied to your own"):
         TorsoConfig("tests.support.own:MyTorso", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("kind", ["mlp", "small_cnn", "nature_cnn", "impala_resnet"])
+def test_the_size_of_kernels_does_not_matter_with_layer_norm(kind: Any) -> None:
+    side = 36 if kind == "nature_cnn" else 8
+    image = jax.random.uniform(jax.random.key(0), (3, side, side, 2))
+    encoded = Encoded(image.reshape(3, -1)[:, :5], ())
+    if kind != "mlp":
+        encoded = Encoded(jnp.zeros((3, 0)), (image,))
+
+    def change(layer_norm: bool) -> float:
+        """Return how far ten times the last kernel moves features."""
+        config = TorsoConfig(
+            kind, (6, 6), image_features=6, resnet_channels=(2,), layer_norm=layer_norm
+        )
+        torso = Torso(config)
+        params: Any = torso.init(jax.random.key(1), encoded)
+        before = torso.apply(params, encoded)
+        large = jax.tree_util.tree_map_with_path(
+            lambda path, x: 10 * x if "Dense" in str(path) and x.ndim > 1 else x, params
+        )
+        after = torso.apply(large, encoded)
+        return float(jnp.max(jnp.abs(after - before)))
+
+    assert change(layer_norm=True) < 1e-3
+    assert change(layer_norm=False) > 0.1

@@ -33,9 +33,12 @@ from tests.support.agent_driver import SPEC, Driver, spaces
 
 def test_updates_follow_warm_up_in_a_fixed_ratio() -> None:
     several = ReplayConfig(updates_per_cycle=3, warm_up_cycles=4)
-    assert [several.updates_due(cycle) for cycle in range(1, 8)] == [0, 0, 0, 3, 3, 3, 3]
     few = ReplayConfig(cycles_per_update=3, warm_up_cycles=2)
-    assert [few.updates_due(cycle) for cycle in range(1, 10)] == [0, 1, 0, 0, 1, 0, 0, 1, 0]
+    both = ReplayConfig(updates_per_cycle=2, cycles_per_update=3).schedule()
+    assert [both.due(cycle) for cycle in range(1, 8)] == [2, 0, 0, 2, 0, 0, 2]
+    several_due, few_due = several.schedule().due, few.schedule().due
+    assert [several_due(cycle) for cycle in range(1, 8)] == [0, 0, 0, 3, 3, 3, 3]
+    assert [few_due(cycle) for cycle in range(1, 10)] == [0, 1, 0, 0, 1, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -44,12 +47,9 @@ def test_updates_follow_warm_up_in_a_fixed_ratio() -> None:
         (ReplayConfig, {"capacity": 0}, "replay.capacity=0"),
         (ReplayConfig, {"batch_size": 2.5}, "replay.batch_size=2.5"),
         (ReplayConfig, {"updates_per_cycle": 0}, "replay.updates_per_cycle=0"),
-        (
-            ReplayConfig,
-            {"updates_per_cycle": 2, "cycles_per_update": 3},
-            "cycles_per_update=3; set one of them to 1",
-        ),
         (ReplayConfig, {"warm_up_cycles": 0}, "replay.warm_up_cycles=0"),
+        (ReplayConfig, {"updates_per_env_step": 0.0}, "updates_per_env_step=0.0 .*; use 1"),
+        (ReplayConfig, {"warm_up_env_steps": -1}, "replay.warm_up_env_steps=-1"),
         (ReplayConfig, {"priority_exponent": 1.5}, "from 0 to 1"),
         (ReplayConfig, {"importance_exponent": -1}, "from 0 to 1"),
         (TargetConfig, {"period": 0}, "target.period=0"),

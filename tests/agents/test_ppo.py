@@ -334,7 +334,8 @@ def test_refuses_minibatches_of_unequal_sizes(config: Any, run: RunSpec, message
         ({"ratio_clip": 0.0}, "ratio_clip=0.0"),
         ({"value_clip": -1.0}, "value_clip=-1.0"),
         ({"trace_decay": 1.1}, "trace_decay=1.1"),
-        ({"lstm_size": 4, "separate_value_torso": True}, "separate_value_torso=True"),
+        ({"lstm_size": 4, "central_critic": True}, "central_critic=True"),
+        ({"memory": "rnn"}, "memory='rnn'"),
         (
             {
                 "normalize_observations": True,

@@ -104,7 +104,7 @@ def test_stored_state_is_the_one_that_acted(driver: Driver) -> None:
 def test_burn_in_moves_the_state_and_carries_no_gradient(driver: Driver) -> None:
     agent: Any = driver.agent
     rows = rows_of(np.random.default_rng(0), 13, 2)
-    core = zero_core(agent.config.lstm_size, 2)
+    core = zero_core(agent.config, 2)
 
     @jax.jit
     def values(obs: Any) -> jax.Array:
@@ -129,7 +129,7 @@ def test_nothing_of_an_episode_is_seen_in_the_next(driver: Driver) -> None:
         reward=np.where(past[..., 0] | is_first, 7.0, rows.reward).astype(np.float32),
     )
     one, two = (
-        jax.jit(agent.evaluate)(driver._acting, x, zero_core(agent.config.lstm_size, 2)).values
+        jax.jit(agent.evaluate)(driver._acting, x, zero_core(agent.config, 2)).values
         for x in (rows, other)
     )
     np.testing.assert_array_equal(one[3:, 0], two[3:, 0])
@@ -144,7 +144,7 @@ def test_the_lstm_sees_the_tanh_of_rewards_and_in_older_records_the_rewards(driv
     rows = rows_of(np.random.default_rng(4), 3, 2)
     squashed = rows._replace(reward=np.tanh(rows.reward))
     of_tanh, of_raw, of_squashed = (
-        np.asarray(agent._inputs(given, ())[3])
+        np.asarray(agent._inputs(given, ())[4])
         for agent, given in ((driver.agent, rows), (older, rows), (older, squashed))
     )
     np.testing.assert_array_equal(of_raw[:, -1], rows.reward.ravel())

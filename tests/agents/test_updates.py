@@ -16,7 +16,7 @@ from sebulba.agents.configs import (
     TorsoConfig,
 )
 from sebulba.agents.impala import Impala
-from sebulba.agents.kernels.optimizer import make_optimizer, masked_mean
+from sebulba.agents.kernels.optimizer import make_optimizer, make_optimizers, masked_mean
 from sebulba.configs.presets import PRESETS
 from sebulba.support.files import dataclass_from_json
 from sebulba.tools.check.agent_driver import B, Streams, T, run_spec
@@ -109,7 +109,7 @@ def test_linear_schedule_ends_at_zero_and_what_comes_after_is_its_share(share: f
     np.testing.assert_allclose(rates, [2.0, 1.5, 1.0, 0.5, 2 * share, 2 * share])
 
 
-@pytest.mark.parametrize("kind", ["adam", "rmsprop", "sgd"])
+@pytest.mark.parametrize("kind", ["adam", "radam", "rmsprop", "sgd"])
 def test_every_optimizer_goes_downhill(kind: Any) -> None:
     optimizer = make_optimizer(0.1, OptimizerConfig(kind, max_grad_norm=10.0))
     x = jnp.asarray([3.0, -2.0])
@@ -118,6 +118,29 @@ def test_every_optimizer_goes_downhill(kind: Any) -> None:
         update, opt = optimizer.update(2 * x, opt, x)
         x = x + update
     assert jnp.sum(jnp.square(x)) < 6.5
+
+
+def test_a_part_with_a_period_moves_in_the_last_update_of_each_as_a_delayed_actor() -> None:
+    config = OptimizerConfig("adam", 0.0, epsilon=1e-8)
+    optimizer = make_optimizers({"actor": 0.1, "critics": 0.1}, config, {"actor": 3})
+    networks = {"actor": jnp.ones(()), "critics": jnp.ones(())}
+    opt = optimizer.init(networks)
+    gradients = np.random.default_rng(0).normal(size=9).astype(np.float32)
+    for update, gradient in enumerate(gradients, start=1):
+        updates, opt = optimizer.update(jax.tree.map(lambda _: gradient, networks), opt, networks)  # noqa: B023
+        networks = jax.tree.map(jnp.add, networks, updates)
+        for part, used in (("critics", gradients[:update]), ("actor", gradients[2:update:3])):
+            np.testing.assert_allclose(networks[part], adam(used, 0.1), rtol=1e-5)
+
+
+def adam(gradients: np.ndarray, rate: float) -> float:
+    """Return where Adam (Kingma and Ba 2015, algorithm 1) takes 1."""
+    x, first, second = 1.0, 0.0, 0.0
+    for t, gradient in enumerate(gradients, start=1):
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.999 * second + 0.001 * gradient**2
+        x -= rate * first / (1 - 0.9**t) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
+    return x
 
 
 @pytest.mark.parametrize("in_root", [True, False])

@@ -91,13 +91,14 @@ def numbers_of(config: ExperimentConfig, agent: AgentConfig) -> dict[str, float]
     if not isinstance(agent, OffPolicyConfig):
         return {"updates": cycles * getattr(agent, "epochs", 1) * getattr(agent, "minibatches", 1)}
     replay, target = agent.replay, agent.target
-    updates = sum(replay.updates_due(cycle) for cycle in range(1, cycles + 1))
+    schedule = replay.schedule(config.num_envs * config.steps_per_cycle)
+    updates = sum(map(schedule.due, range(1, cycles + 1)))
     rows = replay.batch_size * getattr(agent, "sequence_length", 1)
     at_random = getattr(agent, "exploration_env_steps", getattr(agent, "random_env_steps", 0))
     return {
         "updates": updates,
         "target": updates / target.period * target.rate,
-        "warm_up": replay.warm_up_cycles / cycles,
+        "warm_up": schedule.first / cycles,
         "exploration": at_random / config.total_env_steps,
         "passes": updates * rows / config.total_env_steps,
     }

@@ -17,9 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sebulba"
-NETWORKS, EXTERNAL, SWEEP, LEAGUE, OFFLINE, BOARD = PACKAGES = [
+NETWORKS, EXTERNAL, SWEEP, LEAGUE, OFFLINE, BOARD, PQN = PACKAGES = [
     ROOT / f"packages/sebulba-{name}"
-    for name in ("networks", "external", "sweep", "league", "offline", "board")
+    for name in ("networks", "external", "sweep", "league", "offline", "board", "pqn")
 ]
 
 
@@ -38,6 +38,7 @@ OF_LEAGUE = modules_in(LEAGUE, "sebulba_league")
 APART = {**OF_NETWORKS, **OF_EXTERNAL, **modules_in(SWEEP, "sebulba_sweep"), **OF_LEAGUE}
 APART |= modules_in(OFFLINE, "sebulba_offline")
 APART |= modules_in(BOARD, "sebulba_board")
+APART |= modules_in(PQN, "sebulba_pqn")
 EVERY = {**MODULES, **APART}
 
 ORDER = (
@@ -336,6 +337,7 @@ def wheel_of(package: Path, tmp_path: Path) -> tuple[set[str], list[str]]:
         (LEAGUE, ["sebulba"]),
         (OFFLINE, ["sebulba"]),
         (BOARD, ["sebulba", "starlette", "uvicorn"]),
+        (PQN, ["sebulba"]),
     ],
 )
 def test_the_wheel_of_each_package_is_whole_and_needs_no_more(package, needed, tmp_path):

@@ -86,7 +86,9 @@ class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
         self._actor = Actor(config.torso, params_per_action * self.squashing.size)
         self._critic = Critic(config.torso)
         rates = {"actor": config.learning_rate, "critics": config.critic_learning_rate}
-        optimizer = make_optimizers(rates | learning_rates, config.optimizer)
+        optimizer = make_optimizers(
+            rates | learning_rates, config.optimizer, {"actor": config.actor_period}
+        )
         super().__init__(spec, config, replay, optimizer)
 
     @abc.abstractmethod

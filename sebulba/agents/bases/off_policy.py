@@ -14,6 +14,7 @@ import optax
 from sebulba.agent import Agent
 from sebulba.agents.bases.normalization import ActingNetworks
 from sebulba.agents.configs.off_policy import OffPolicyConfig
+from sebulba.agents.configs.replay import Schedule
 from sebulba.agents.kernels.normalization import ObservationNormalizer
 from sebulba.agents.nets.torso import has_convolutions
 from sebulba.agents.replay.frame_stack import StackState
@@ -60,6 +61,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         )
         self.replay = dataclasses.replace(replay, normalizer=self.normalizer)
         self.optimizer = optimizer
+        self._schedule: Schedule | None = None
         # An observation space that does not fit raises here and not later in a thread.
         networks = jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
         self.updates_in_one_program = not has_convolutions(networks)
@@ -83,7 +85,15 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
     def check_run(self, run: RunSpec) -> None:
         """Check that the update devices can share a batch, and that warm-up fills enough."""
         self.replay.check_run(run, self.config.replay.batch_size)
-        check_warm_up(self.config.replay.warm_up_cycles, self.replay.rows_of_start, run)
+        check_warm_up(self._schedule_of(run).first, self.replay.rows_of_start, run)
+
+    def begin(self, run: RunSpec) -> None:
+        self._schedule = self._schedule_of(run)
+
+    def _schedule_of(self, run: RunSpec) -> Schedule:
+        least = least_warm_up(self.replay.rows_of_start, run)
+        env_steps = run.num_hosts * run.num_envs * run.steps_per_cycle
+        return self.config.replay.schedule(env_steps, least)
 
     def new_opt(self, networks: PyTree) -> Opt:
         """Return the initial optimizer state and targets equal to ``networks``."""
@@ -134,7 +144,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         return experience._replace(statistics=lasting)
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
-        return self.config.replay.updates_due(cycle)
+        return (self._schedule or self.config.replay.schedule()).due(cycle)
 
     # For trajectory managers.
 
@@ -216,9 +226,10 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         config = self.config.replay
         rows_per_update = config.batch_size * rows_per_sample
         # Not ``opt.updates``: a run may have been resumed with an empty replay.
-        cycles = jnp.sum(experience.trajectories) - config.warm_up_cycles
-        updates = -(-cycles // config.cycles_per_update) * config.updates_per_cycle
-        updates = jnp.maximum(updates, 0) + opt.updates % config.updates_per_cycle
+        first, every, each, at_first = self._schedule or config.schedule()
+        since = jnp.sum(experience.trajectories) - first
+        updates = at_first + (-(-since // every) - 1) * each + (opt.updates - at_first) % each
+        updates = jnp.where(since > 0, updates, opt.updates % at_first)
         inserted = jnp.maximum(self.replay.inserted(experience), 1.0)
         metrics = {
             "replay_size": self.replay.size(experience),
@@ -250,20 +261,18 @@ def moved_target(
     return cond_on_cpu(updates % period == 0, lambda: moved, lambda: target)
 
 
-def check_warm_up(warm_up_cycles: int, rows_of_start: int, run: RunSpec) -> None:
-    """Raise UsageError unless the replay is sure to have something to draw after warm-up.
-
-    Args:
-      warm_up_cycles: Trajectories before the first update, over all Inferencers.
-      rows_of_start: Rows that must follow each other until the first of them can be drawn.
-      run: T and the number of Inferencers.
-    """
-    trajectories = -(-rows_of_start // run.steps_per_cycle)
+def least_warm_up(rows_of_start: int, run: RunSpec) -> int:
+    """Return the trajectories after which so many rows, which a draw needs, surely are there."""
     # With one trajectory fewer from each, all Inferencers may still lack one.
-    least = (trajectories - 1) * run.num_inferencers + 1
+    return (-(-rows_of_start // run.steps_per_cycle) - 1) * run.num_inferencers + 1
+
+
+def check_warm_up(warm_up_cycles: int, rows_of_start: int, run: RunSpec) -> None:
+    """Raise UsageError unless there is something to draw after so many trajectories."""
+    least = least_warm_up(rows_of_start, run)
     if warm_up_cycles < least:
         raise UsageError(
             f"replay.warm_up_cycles={warm_up_cycles} is too small: a draw needs {rows_of_start} "
-            f"rows, {trajectories} trajectories of one of "
+            f"rows, {-(-rows_of_start // run.steps_per_cycle)} trajectories of one of "
             f"{run.num_inferencers} Inferencers; use {least} or more"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -91,15 +90,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         super().__init__(spec, config)
         self.normalization = Normalization(spec, config)
         self.distribution = make_distribution(spec.action_space)
-        self.network = ActorCritic(
-            num_params=self.distribution.num_params,
-            num_free_params=self.distribution.num_free_params,
-            initial_free_param=math.log(config.initial_std),
-            torso=config.torso,
-            lstm_size=config.lstm_size,
-            value_head=config.value_head,
-            separate_value_torso=config.separate_value_torso or config.central_critic,
-        )
+        self.network = self.new_network()
         self._encode = ObservationEncoder(spec.policy_spec, config.torso)
         self._encode_for_critic: ObservationEncoder | None = None
         self._actor = self.network
@@ -113,6 +104,11 @@ class OnPolicyAgent(Agent[ConfigT]):
         # Refuses an observation space here rather than in a thread.
         networks = jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
         self.updates_in_one_program = not has_convolutions(networks)
+
+    def new_network(self) -> Any:
+        """Return the network, which has no parameters yet."""
+        config, of = self.config, self.distribution
+        return ActorCritic(of.num_params, of.num_free_params, config, config.value_head)
 
     @classmethod
     def uses_eval_only(cls, config: Any) -> bool:
@@ -192,7 +188,7 @@ class OnPolicyAgent(Agent[ConfigT]):
 
     def new_networks(self, key: jax.Array) -> PyTree:
         obs = jax.tree.map(lambda x: jnp.asarray(x)[None], empty_env_step(self.spec, 1).obs)
-        core, is_first = zero_core(self.config.lstm_size, 1), jnp.zeros((1, 1), jnp.bool_)
+        core, is_first = zero_core(self.config, 1), jnp.zeros((1, 1), jnp.bool_)
         return self.network.init(key, *self._inputs(obs, core, is_first))["params"]
 
     def new_opt(self, networks: PyTree) -> PyTree:
@@ -202,7 +198,7 @@ class OnPolicyAgent(Agent[ConfigT]):
         """Return a trajectory of zeros in the dtypes of a normalised one, and empty statistics."""
         statistics = self.normalization.new(run)
         scaling = self.normalization.scaling(statistics)
-        core = zero_core(self.config.lstm_size, run.num_envs)
+        core = zero_core(self.config, run.num_envs)
         empty = Experience((), core, statistics)  # type: ignore[arg-type]
         trajectory = self.empty_trajectory(self.acting_networks(networks, empty), run)
         row = self.normalization.scaled_row(scaling, trajectory.env_step, statistics)
@@ -223,7 +219,7 @@ class OnPolicyAgent(Agent[ConfigT]):
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
         """Return a key, a recurrent state of zeros, and a scaling that changes nothing."""
         scaling = self.normalization.scaling(self.normalization.new(run))
-        return StepState(key, zero_core(self.config.lstm_size, run.num_envs), scaling)
+        return StepState(key, zero_core(self.config, run.num_envs), scaling)
 
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
         """Return the networks, with the scaling of observations where there is one.

@@ -54,13 +54,7 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         """
         self.actions = discrete_actions(spec.action_space, type(self).__name__)
         self.encode = ObservationEncoder(spec, config.torso)
-        self.network = QNetwork(
-            num_actions=self.actions.num_params,
-            torso=config.torso,
-            head_hidden_sizes=config.head_hidden_sizes,
-            dueling=config.dueling,
-            lstm_size=config.lstm_size,
-        )
+        self.network = QNetwork(self.actions.num_params, config)
         super().__init__(
             spec, config, replay, make_optimizer(config.learning_rate, config.optimizer)
         )
@@ -101,7 +95,7 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         if isinstance(rows.final, FinalObs):
             final = self.encode(rows.final.obs, num_leading=2)
         if not self.config.lstm_size:
-            return encoded, core, is_first, None, final
+            return encoded, core, is_first, final
         index = self.actions.index(jnp.asarray(rows.prev_action))
         reward = self.config.reward_scale * jnp.asarray(rows.reward)
         if self.config.seen_reward == "tanh":
@@ -110,18 +104,16 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         led_here = jnp.concatenate([one_hot, reward[..., None]], axis=-1)
         past = jnp.where(is_first[..., None], 0.0, led_here).reshape(is_first.size, -1)
         final_past = None if final is None else led_here.reshape(is_first.size, -1)
-        return encoded, core, is_first, past, final, final_past
+        return encoded, core, is_first, final, past, final_past
 
     def new_networks(self, key: jax.Array) -> PyTree:
         row = jax.tree.map(lambda x: jnp.asarray(x)[None], empty_env_step(self.spec, 1))
-        return self.network.init(key, *self._inputs(row, zero_core(self.config.lstm_size, 1)))[
-            "params"
-        ]
+        return self.network.init(key, *self._inputs(row, zero_core(self.config, 1)))["params"]
 
     # Acting.
 
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> StepState:
-        core = zero_core(self.config.lstm_size, run.num_envs)
+        core = zero_core(self.config, run.num_envs)
         held = HeldActions.new(run.num_envs) if self.config.most_held_steps > 1 else ()
         return StepState(key, self.new_epsilon(run, inferencer), core, held)
 

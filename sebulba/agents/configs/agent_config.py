@@ -27,6 +27,14 @@ class AgentConfig:
     agent_class: ClassVar[str] = ""
     """The agent, as ``module:class``; the module is imported when the agent is made."""
 
+    def fitted(self, num_envs: int) -> AgentConfig:
+        """Return the hyper-parameters with which a memory has minibatches of whole environments."""
+        minibatches: int = getattr(self, "minibatches", 1)
+        if not getattr(self, "lstm_size", 0) or not num_envs % minibatches:
+            return self
+        fits = max(n for n in range(1, minibatches) if num_envs % n == 0)
+        return dataclasses.replace(self, minibatches=fits)  # type: ignore[call-arg]
+
 
 def make_agent(
     spec: EnvSpec | MultiAgentSpec,
@@ -68,13 +76,13 @@ def _check_named_by(config: AgentConfig | FrozenConfig, agent_class: type[Agent]
         )
 
 
-def agent_class_of(config: AgentConfig | FrozenConfig) -> Any:
+def agent_class_of(config: Any, what: str = "agent", such_as: str = "ImpalaConfig()") -> Any:
     """Return the class that ``config`` names; raise UsageError if it names none."""
-    module, _, name = getattr(config, "agent_class", "").partition(":")
+    module, _, name = getattr(config, f"{what}_class", "").partition(":")
     if not name:
         raise UsageError(
-            f"config={config!r} belongs to no agent; use a subclass of AgentConfig whose "
-            "agent_class is 'module:class', such as ImpalaConfig()"
+            f"config={shown(config)} belongs to no {what}; use a subclass of "
+            f"{what.capitalize()}Config whose {what}_class is 'module:class', such as {such_as}"
         )
     return getattr(importlib.import_module(module), name)
 

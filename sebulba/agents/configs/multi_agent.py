@@ -93,6 +93,10 @@ class MultiAgentConfig(AgentConfig):
                     "auxiliary; use for example RandomNetworkDistillationConfig()"
                 )
 
+    def fitted(self, num_envs: int) -> MultiAgentConfig:
+        agents = {name: one.fitted(num_envs) for name, one in self.agents.items()}
+        return dataclasses.replace(self, agents=agents)
+
     def named_code(self) -> list[str]:
         """Return what it names that is read or imported."""
         return [f"the policy in {one!r}" for one in self.frozen.values() if isinstance(one, str)]

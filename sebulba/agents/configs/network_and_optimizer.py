@@ -46,6 +46,8 @@ class TorsoConfig:
     normalize_small_images: bool = True
     """Where observations are normalised, images of bytes of up to small_image_pixels are as well.
     They are codes: divided by 255, as pixels are, those of MiniGrid are almost equal."""
+    layer_norm: bool = False
+    """Normalise the inputs of each activation over the units of a layer (Ba et al. 2016)."""
     scale_bounded_observations: bool = False
     """Map observation components with finite bounds to [-1, 1]."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -61,13 +63,15 @@ class TorsoConfig:
             f"must be one of {', '.join(TORSOS)}, or module:attribute of a flax module",
             "use auto",
         )
-        require(
-            not self.is_own or self.dtype == "float32",
-            "torso.dtype",
-            self.dtype,
-            f"cannot be applied to your own network, {self.kind!r}",
-            "give its layers a dtype, and use float32 here",
-        )
+        for name, plain in (("dtype", "float32"), ("layer_norm", False)):
+            value = getattr(self, name)
+            require(
+                not self.is_own or value == plain,
+                f"torso.{name}",
+                value,
+                f"cannot be applied to your own network, {self.kind!r}",
+                f"do it in its layers, and use {plain} here",
+            )
         check_ranges(self, "torso.", image_features=1, small_image_pixels=0)
         for size in self.hidden_sizes:
             require_size("torso.hidden_sizes", size, 1, "use sizes such as 64 64")
@@ -108,12 +112,12 @@ def own_torsos(config: Any) -> list[str]:
 class OptimizerConfig:
     """How gradients become updates; the learning rate is a field of the agent's own config."""
 
-    kind: Literal["adam", "rmsprop", "sgd"] = "adam"
+    kind: Literal["adam", "radam", "rmsprop", "sgd"] = "adam"
     """The optimizer."""
     max_grad_norm: float = 0.5
     """Clip gradients to this global norm; 0: no clipping."""
     epsilon: float = 1e-5
-    """Added to the denominator of adam and rmsprop."""
+    """Added to the denominator of adam, radam and rmsprop."""
     epsilon_in_root: bool = True
     """rmsprop: add epsilon to the mean of squares, inside the root, as TensorFlow; False: to the
     root, as PyTorch."""
@@ -138,6 +142,24 @@ class OptimizerConfig:
             least,
             "use the number of updates of the run",
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryConfig:
+    """Hyper-parameters of an agent that may have a memory; it goes before a base."""
+
+    memory: Literal["lstm", "gru"] | None = None
+    """Recurrent network between torso and heads. What does not go with one is adapted: policy and
+    value share the torso, and minibatches are of whole environments. None: lstm, if lstm_size is
+    above 0."""
+    lstm_size: int = 0
+    """Units of the memory; 0: no memory, or 64 units where memory names one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
+        check_ranges(self, lstm_size=0)
+        if self.memory and not self.lstm_size:
+            object.__setattr__(self, "lstm_size", 64)
 
 
 def check_normalization(normalize_observations: bool, torso: TorsoConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from sebulba.agents.configs.network_and_optimizer import (
     CommonConfig,
@@ -53,7 +53,7 @@ class ValueBasedConfig(OffPolicyConfig):
     """Units of each hidden layer between features and values; with dueling, of both streams."""
 
     # Without annotations these are constants and not options; R2D2 makes them options.
-    lstm_size = 0
+    lstm_size, memory = 0, cast(Any, None)
     seen_reward = "raw"
 
     def __post_init__(self) -> None:
@@ -71,6 +71,9 @@ class ContinuousControlConfig(OffPolicyConfig):
     """Step size of the actor's optimizer."""
     critic_learning_rate: float = 1e-3
     """Step size of the critics' optimizer."""
+    actor_period: int = 1
+    """Updates of the critics for each of the actor (Fujimoto et al. 2018, arXiv 1802.09477: 2);
+    target.period is that of the targets."""
     random_env_steps: int = 0
     """First environment steps of all Inferencers together, with uniformly random actions."""
     noise_correlation: float = 0.0
@@ -97,4 +100,4 @@ class ContinuousControlConfig(OffPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "critic_learning_rate")
-        check_ranges(self, random_env_steps=0, noise_correlation=(0, 0.999))
+        check_ranges(self, actor_period=1, random_env_steps=0, noise_correlation=(0, 0.999))

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any, cast
 
-from sebulba.agents.configs.network_and_optimizer import CommonConfig, check_normalization
+from sebulba.agents.configs.network_and_optimizer import (
+    CommonConfig,
+    MemoryConfig,
+    check_normalization,
+)
 from sebulba.support.checks import check_ranges, require
 
 LOG_STD_RANGE = (-5.0, 2.0)
@@ -24,7 +29,7 @@ class OnPolicyConfig(CommonConfig):
 
     # Without annotations these are constants and not options; an actor-critic makes them options.
     value_head = separate_value_torso = central_critic = False
-    lstm_size = 0
+    lstm_size, memory = 0, cast(Any, None)
     normalize_observations = normalize_rewards = False
 
     def __post_init__(self) -> None:
@@ -34,7 +39,7 @@ class OnPolicyConfig(CommonConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class ActorCriticConfig(OnPolicyConfig):
+class ActorCriticConfig(MemoryConfig, OnPolicyConfig):
     """Hyper-parameters of an on-policy actor with one critic, an estimate of the value."""
 
     value_coefficient: float = 0.5
@@ -48,10 +53,8 @@ class ActorCriticConfig(OnPolicyConfig):
     """Divide rewards by the running standard deviation of their discounted sum."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this, after any normalisation."""
-    lstm_size: int = 0
-    """Units of an LSTM between torso and heads; 0: no LSTM."""
     separate_value_torso: bool = False
-    """Give the value its own torso instead of sharing the policy's."""
+    """Give the value its own torso instead of sharing the policy's; never with a memory."""
     central_critic: bool = False
     """Give the value its own torso, which also sees privileged parts of the observation and, with
     many agents, the observations of all others. It is not saved with the policy."""
@@ -60,13 +63,14 @@ class ActorCriticConfig(OnPolicyConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self, value_coefficient=(0, math.inf), trace_decay=(0, 1), lstm_size=0)
-        for name in ("separate_value_torso", "central_critic"):
-            require(
-                not (getattr(self, name) and self.lstm_size),
-                name,
-                True,
-                f"cannot be combined with lstm_size={self.lstm_size}, which policy and value share",
-                f"use {name}=False (--agent.no-{name.replace('_', '-')}), or lstm_size=0",
-            )
+        check_ranges(self, value_coefficient=(0, math.inf), trace_decay=(0, 1))
+        if self.lstm_size:
+            object.__setattr__(self, "separate_value_torso", False)
+        require(
+            not (self.central_critic and self.lstm_size),
+            "central_critic",
+            True,
+            f"cannot be combined with lstm_size={self.lstm_size}, which policy and value share",
+            "use central_critic=False (--agent.no-central-critic), or lstm_size=0",
+        )
         check_normalization(self.normalize_observations, self.torso)

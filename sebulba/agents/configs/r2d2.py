@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from sebulba.agents.configs.network_and_optimizer import OptimizerConfig
+from sebulba.agents.configs.network_and_optimizer import MemoryConfig, OptimizerConfig
 from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.configs.replay import ReplayConfig, TargetConfig
 from sebulba.support.checks import check_ranges
 
 
 @dataclasses.dataclass(frozen=True)
-class R2D2Config(ValueBasedConfig):
+class R2D2Config(MemoryConfig, ValueBasedConfig):
     """Hyper-parameters of R2D2 (Kapturowski et al. 2019, openreview.net/forum?id=r1lyTjAqYX).
 
     The defaults are the paper's (table 2), but for the size of the replay. A batch is of sequences;
@@ -40,7 +40,7 @@ class R2D2Config(ValueBasedConfig):
     """Probability of a random action in the first environment."""
     epsilon_exponent: float = 7.0
     lstm_size: int = 512
-    """Units of the LSTM, which also sees the last action and reward; 0: no memory."""
+    """Units of the memory, which also sees the last action and reward; 0: no memory."""
     seen_reward: Literal["tanh", "raw"] = "tanh"
     """Last reward that the LSTM sees, times reward_scale: its tanh, as in Acme
     (acme/jax/networks/embedding.py), or raw, which saturates units if rewards are large."""
@@ -61,5 +61,5 @@ class R2D2Config(ValueBasedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self, sequence_length=1, burn_in=0, lstm_size=0)
+        check_ranges(self, sequence_length=1, burn_in=0)
         check_ranges(self, priority_max_share=(0, 1), epsilon=(0, 1))

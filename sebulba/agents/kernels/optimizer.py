@@ -38,16 +38,23 @@ def masked_normalized(x: jax.Array, valid: jax.Array) -> jax.Array:
     return centered / (jnp.sqrt(variance) + 1e-8)
 
 
-def make_optimizer(learning_rate: float, config: OptimizerConfig) -> optax.GradientTransformation:
-    """Return the optimizer that ``config`` describes; its count of updates is in its state."""
+def make_optimizer(
+    learning_rate: float, config: OptimizerConfig, period: int = 1
+) -> optax.GradientTransformation:
+    """Return the optimizer that ``config`` describes; its count of updates is in its state.
+
+    It moves in every ``period``-th update.
+    """
     rate: optax.ScalarOrSchedule = learning_rate
     if config.schedule == "linear":
-        rate = optax.linear_schedule(learning_rate, 0.0, config.schedule_updates)
+        end = -(-config.schedule_updates // period)
+        rate = optax.linear_schedule(learning_rate, 0.0, end)
         if share := config.share_after_schedule:
             after = optax.constant_schedule(share * learning_rate)
-            rate = optax.join_schedules([rate, after], [config.schedule_updates])
+            rate = optax.join_schedules([rate, after], [end])
     optimizers = {
         "adam": lambda: optax.adam(rate, eps=config.epsilon),
+        "radam": lambda: optax.radam(rate, eps=config.epsilon),
         "rmsprop": lambda: optax.rmsprop(
             rate, decay=config.decay, eps=config.epsilon, eps_in_sqrt=config.epsilon_in_root
         ),
@@ -56,14 +63,22 @@ def make_optimizer(learning_rate: float, config: OptimizerConfig) -> optax.Gradi
     optimizer = optimizers[config.kind]()
     if config.max_grad_norm:
         optimizer = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), optimizer)
-    return optimizer
+    if period == 1:
+        return optimizer
+    return optax.conditionally_mask(optimizer, lambda update: (update + 1) % period == 0)
 
 
 def make_optimizers(
-    learning_rates: Mapping[str, float], config: OptimizerConfig
+    learning_rates: Mapping[str, float], config: OptimizerConfig, periods: Mapping[str, int]
 ) -> optax.GradientTransformation:
-    """Return an optimizer for networks that are a dict, each part with its own learning rate."""
+    """Return an optimizer for networks that are a dict, each part with its own learning rate.
+
+    A part without a period moves in every update.
+    """
     return optax.multi_transform(
-        {name: make_optimizer(rate, config) for name, rate in learning_rates.items()},
+        {
+            name: make_optimizer(rate, config, periods.get(name, 1))
+            for name, rate in learning_rates.items()
+        },
         {name: name for name in learning_rates},
     )

@@ -18,10 +18,11 @@ from sebulba.agents.bases.off_policy import OffPolicyAgent
 from sebulba.agents.configs.agent_config import AgentConfig, agent_class_of, make_agent
 from sebulba.agents.configs.frozen import FrozenConfig
 from sebulba.agents.configs.multi_agent import MultiAgentConfig, assigned
+from sebulba.agents.configs.replay import Schedule
 from sebulba.agents.multi import update_rates, waiting_agents
-from sebulba.agents.multi.auxiliary import Auxiliary, Seen, make_auxiliary
+from sebulba.agents.multi.auxiliary import Auxiliary, Seen
 from sebulba.agents.multi.central_critic import critic_spec, policy_part, with_others
-from sebulba.agents.multi.update_rates import MARKS, PacedExperience, PacedOpt, Schedule
+from sebulba.agents.multi.update_rates import MARKS, PacedExperience, PacedOpt
 from sebulba.agents.multi.waiting_agents import TurnState
 from sebulba.agents.nets.torso import has_convolutions
 from sebulba.errors import UsageError, shown
@@ -38,6 +39,7 @@ from sebulba.types import (
     without_parts,
 )
 
+_OF_AUXILIARY = "auxiliary", "RandomNetworkDistillationConfig()"
 DUE = "due"
 """Metric of a member: its share of the updates."""
 
@@ -57,14 +59,6 @@ class Member(NamedTuple):
     """It learns with what all others observe and what is ``eval_only``; it acts without."""
     trains: bool = True
     """It learns; otherwise it is frozen."""
-
-    def inner(self, tree: PyTree) -> PyTree:
-        """Return what its agent has of its step state, or of its experience."""
-        return tree.agent if self.waits else tree
-
-    def with_inner(self, tree: PyTree, own: PyTree) -> PyTree:
-        """Return the step state, or the experience, with another such part."""
-        return tree._replace(agent=own) if self.waits else own
 
 
 class WaitingStep(NamedTuple):
@@ -119,7 +113,8 @@ class MultiAgent(Agent[MultiAgentConfig]):
             _check_can_wait(name, member)
             self.members[name] = _sharing_common(member)
         self.auxiliaries: dict[str, Auxiliary] = {
-            name: make_auxiliary(spec, one) for name, one in config.auxiliary.items()
+            name: agent_class_of(one, *_OF_AUXILIARY)(spec, one)
+            for name, one in config.auxiliary.items()
         }
         trained = {name: member.agent for name, member in self.members.items() if member.trains}
         self._learners: dict[str, Any] = {**trained, **self.auxiliaries}
@@ -150,6 +145,11 @@ class MultiAgent(Agent[MultiAgentConfig]):
                 member.agent.check_run(_run_of(member, run))
             except UsageError as error:
                 raise UsageError(f"member {name!r}: {error}") from error
+
+    def begin(self, run: RunSpec) -> None:
+        for member in self.members.values():
+            member.agent.begin(run)
+        self.__dict__.pop("_schedules", None)
 
     def _all(self) -> dict[str, Any]:
         return {**{name: m.agent for name, m in self.members.items()}, **self.auxiliaries}
@@ -220,12 +220,11 @@ class MultiAgent(Agent[MultiAgentConfig]):
         return {name: spec(member) for name, member in self.members.items()}
 
     def advance_step_state(self, step_state: PyTree, num_steps: int) -> PyTree:
-
-        def advanced(member: Member, state: PyTree) -> PyTree:
-            own = member.agent.advance_step_state(member.inner(state), num_steps)
-            return member.with_inner(state, own)
-
-        return {name: advanced(m, step_state[name]) for name, m in self.members.items()}
+        states = dict(step_state)
+        for name, member in self.members.items():
+            own = member.agent.advance_step_state(self._inner(name, states[name]), num_steps)
+            states[name] = self._with_inner(name, states[name], own)
+        return states
 
     # Acting.
 
@@ -350,10 +349,9 @@ class MultiAgent(Agent[MultiAgentConfig]):
             own = own._replace(uncredited=own.uncredited + jax.lax.psum(lost, LEARNER_AXIS))
             initial, final = _with_rows(member.agent, initial.agent, before), final.agent
         rows = self._with_bonuses(networks, experience, member, rows)
-        new = member.agent.update_experience(
-            member.inner(own), initial, final, rows, networks[name]
-        )
-        return member.with_inner(own, new)
+        inner = self._inner(name, own)
+        new = member.agent.update_experience(inner, initial, final, rows, networks[name])
+        return self._with_inner(name, own, new)
 
     def _with_bonuses(
         self, networks: PyTree, experience: PyTree, member: Member, rows: Trajectory
@@ -465,9 +463,12 @@ class MultiAgent(Agent[MultiAgentConfig]):
     def _waits(self, name: str) -> bool:
         return name in self.members and self.members[name].waits
 
-    def _inner(self, name: str, experience: PyTree) -> PyTree:
-        """Return the experience of the agent of a member, or of an auxiliary."""
-        return experience.agent if self._waits(name) else experience
+    def _inner(self, name: str, tree: PyTree) -> PyTree:
+        """Return what the agent of a member, or an auxiliary, has of its state or experience."""
+        return tree.agent if self._waits(name) else tree
+
+    def _with_inner(self, name: str, tree: PyTree, own: PyTree) -> PyTree:
+        return tree._replace(agent=own) if self._waits(name) else own
 
     def _inner_of_each(self, experience: PyTree) -> dict[str, PyTree]:
         """Return the experiences of the agents of all members, and of the auxiliaries, by name."""
@@ -491,7 +492,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
             raise UsageError(
                 f"members have different numbers of updates after trajectory {cycle} ({due}) than "
                 "their first trajectories imply; num_off_policy_optims_per_cycle of each must be "
-                "0 before some trajectory, and then equal after every k-th"
+                "0 before some trajectory and, but for that one, equal after every k-th"
             )
         return most
 
@@ -511,8 +512,8 @@ class MultiAgent(Agent[MultiAgentConfig]):
     def with_lasting(self, experience: PyTree, lasting: PyTree) -> PyTree:
         own = dict(self._of_each(experience))
         for name, member in self.members.items():
-            kept = member.agent.with_lasting(member.inner(own[name]), lasting[name])
-            own[name] = member.with_inner(own[name], kept)
+            kept = member.agent.with_lasting(self._inner(name, own[name]), lasting[name])
+            own[name] = self._with_inner(name, own[name], kept)
         return experience._replace(of_each=own) if self._schedules else own
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
@@ -522,7 +523,7 @@ class MultiAgent(Agent[MultiAgentConfig]):
             own = self._all()[name].refit_experience(fresh, before[name])
             if own is None:
                 return None
-            kept[name] = kept[name]._replace(agent=own) if self._waits(name) else own
+            kept[name] = self._with_inner(name, kept[name], own)
         return saved._replace(of_each=kept) if self._schedules else kept
 
 

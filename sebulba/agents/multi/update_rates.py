@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from sebulba.agent import Loss
+from sebulba.agents.configs.replay import Schedule
 from sebulba.errors import UsageError
 from sebulba.types import PyTree
 
@@ -22,22 +23,6 @@ MARKS = "*"
 """Where the networks have the marks, which is the name of no learner."""
 MOST_TRAJECTORIES = 1_000_000
 """Trajectories after which a learner that has had no update counts as one that has none."""
-
-
-class Schedule(NamedTuple):
-    """Which trajectories are followed by updates, counted from 1."""
-
-    first: int
-    """The first of them."""
-    every: int
-    """From each to the next."""
-    updates: int
-    """Updates that follow each."""
-
-    def due(self, cycle: Any) -> Any:
-        """Return the number of updates that follow trajectory ``cycle``, traced or not."""
-        since = cycle - self.first
-        return self.updates * ((since >= 0) & (since % self.every == 0))
 
 
 class PacedExperience(NamedTuple):
@@ -78,7 +63,7 @@ def schedule_of(name: str, due_after: Callable[[int], int]) -> Schedule:
             f"{MOST_TRAJECTORIES:,} trajectories; use fewer warm_up_cycles and cycles_per_update, "
             "or freeze it"
         )
-    return Schedule(first[0], second[0] - first[0], first[1])
+    return Schedule(first[0], second[0] - first[0], second[1], first[1])
 
 
 def loss_if(due: jax.Array, loss: Callable[..., Any], networks: PyTree, experience: PyTree) -> Loss:

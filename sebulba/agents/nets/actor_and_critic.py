@@ -42,9 +42,6 @@ class Critic(nn.Module):
         elif encoded.images:
             only_images = encoded._replace(vector=encoded.vector[:, :0])
             parts.insert(0, Torso(self.torso, name="torso")(only_images))
-        kernels = self.torso.initial_kernels
-        mlp = MLP(
-            self.torso.hidden_sizes, self.torso.activation, kernels, self.torso.dtype, name="mlp"
-        )
-        head = dense(1, 1.0, "head", kernels)
+        mlp = MLP(self.torso, name="mlp")
+        head = dense(1, 1.0, "head", self.torso.initial_kernels)
         return head(mlp(jnp.concatenate(parts, axis=-1)).astype(jnp.float32))[:, 0]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from sebulba.agents.configs import TorsoConfig
+from sebulba.agents.configs.on_policy import OnPolicyConfig
 from sebulba.agents.nets.encoder import Encoded
 from sebulba.agents.nets.torso import Core, Torso, dense
 from sebulba.types import PyTree
@@ -29,19 +30,16 @@ class ActorCriticOutput(NamedTuple):
 
 
 class ActorCritic(nn.Module):
-    """Torso, optional LSTM, and heads for policy and value.
+    """Torso, optional memory, and heads for policy and value.
 
     Of the parameters of the action distribution, ``num_params`` depend on the observation, and
-    ``num_free_params``, which are ``initial_free_param`` before training, do not.
+    ``num_free_params``, the logarithms of standard deviations, do not.
     """
 
     num_params: int
     num_free_params: int
-    initial_free_param: float
-    torso: TorsoConfig
-    lstm_size: int
+    config: OnPolicyConfig
     value_head: bool
-    separate_value_torso: bool
 
     @nn.compact
     def __call__(
@@ -56,27 +54,28 @@ class ActorCritic(nn.Module):
 
         Args:
           encoded: ``[T * B, ...]``; all rows go through one matrix product a layer.
-          core: Recurrent state before row 0, ``([B, L], [B, L])``, or ``()`` without an LSTM.
+          core: Recurrent state before row 0, leaves ``[B, L]``, or ``()`` without a memory.
           is_first: ``[T, B]``; the recurrent state is reset there before the row is consumed.
           final: ``[T * B, ...]``, last observations before the resets of the rows.
           of_critic: What a value torso of its own sees in place of ``encoded`` and ``final``.
         """
-        torso = Torso(self.torso, name="torso")
+        config = self.config
+        torso = Torso(config.torso, name="torso")
         features, final_features = torso(encoded), () if final is None else torso(final)
-        if self.lstm_size:
-            lstm = Core(self.lstm_size, name="core")
-            core, (features, final_features) = lstm(core, features, is_first, final_features)
+        if config.lstm_size:
+            memory = Core(config.lstm_size, config.memory, name="core")
+            core, (features, final_features) = memory(core, features, is_first, final_features)
         params = dense(self.num_params, 0.01, "policy")(features)
         if self.num_free_params:
-            init = nn.initializers.constant(self.initial_free_param)
+            init = nn.initializers.constant(math.log(config.initial_std))
             free = self.param("policy_free", init, (self.num_free_params,))
             free = jnp.broadcast_to(free[None], (params.shape[0], free.shape[0]))
             params = jnp.concatenate([params, free], axis=-1)
         value = jnp.zeros(is_first.shape)
         final_value = () if final is None else value
         if self.value_head:
-            if self.separate_value_torso:
-                value_torso = Torso(self.torso, name="value_torso")
+            if config.separate_value_torso or config.central_critic:
+                value_torso = Torso(config.torso, name="value_torso")
                 encoded, final = (encoded, final) if of_critic is None else of_critic
                 features = value_torso(encoded)
                 final_features = () if final is None else value_torso(final)

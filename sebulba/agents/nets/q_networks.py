@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from sebulba.agents.configs import TorsoConfig
+from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.kernels.distributions import Categorical
 from sebulba.agents.nets.encoder import Encoded
 from sebulba.agents.nets.torso import MLP, Core, Torso, dense
@@ -49,18 +50,16 @@ class QHead(nn.Module):
         return value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
 
     def _stream(self, features: jax.Array, size: int, name: str) -> jax.Array:
-        hidden = MLP(self.hidden_sizes, "relu", name=f"{name}_hidden")(features)
+        layers = TorsoConfig(hidden_sizes=self.hidden_sizes, activation="relu")
+        hidden = MLP(layers, name=f"{name}_hidden")(features)
         return dense(size, 1.0, name)(hidden)
 
 
 class QNetwork(nn.Module):
-    """Torso, optional LSTM, and a head for the values of all actions."""
+    """Torso, optional memory, and a head for the values of all actions."""
 
     num_actions: int
-    torso: TorsoConfig
-    head_hidden_sizes: tuple[int, ...] = ()
-    dueling: bool = False
-    lstm_size: int = 0
+    config: ValueBasedConfig
 
     @nn.compact
     def __call__(
@@ -68,30 +67,31 @@ class QNetwork(nn.Module):
         encoded: Encoded,
         core: PyTree,
         is_first: jax.Array,
-        past: jax.Array | None = None,
         final: Encoded | None = None,
+        past: jax.Array | None = None,
         final_past: jax.Array | None = None,
     ) -> QOutput:
         """Evaluate T rows of B environments.
 
         Args:
           encoded: ``[T * B, ...]``.
-          core: Recurrent state before row 0, ``([B, L], [B, L])``, or ``()`` without an LSTM.
+          core: Recurrent state before row 0, leaves ``[B, L]``, or ``()`` without a memory.
           is_first: ``[T, B]``; the recurrent state is reset there before the row is consumed.
-          past: ``[T * B, K]``, what stands beside the features: previous action and reward.
           final: ``[T * B, ...]``, last observations before the resets of the rows.
+          past: ``[T * B, K]``, what stands beside the features: previous action and reward.
           final_past: What stands beside their features.
         """
-        torso = Torso(self.torso, name="torso")
+        config = self.config
+        torso = Torso(config.torso, name="torso")
         features, final_features = torso(encoded), () if final is None else torso(final)
         if past is not None:
             features = jnp.concatenate([features, past], axis=-1)
         if final_past is not None and not isinstance(final_features, tuple):
             final_features = jnp.concatenate([final_features, final_past], axis=-1)
-        if self.lstm_size:
-            lstm = Core(self.lstm_size, name="core")
-            core, (features, final_features) = lstm(core, features, is_first, final_features)
-        head = QHead(self.num_actions, self.head_hidden_sizes, self.dueling, name="head")
+        if config.lstm_size:
+            memory = Core(config.lstm_size, config.memory, name="core")
+            core, (features, final_features) = memory(core, features, is_first, final_features)
+        head = QHead(self.num_actions, config.head_hidden_sizes, config.dueling, name="head")
         values, final_values = jax.tree.map(
             lambda x: head(x).reshape(*is_first.shape, -1), (features, final_features)
         )

@@ -18,7 +18,6 @@ from sebulba.support.user_code import load_attribute
 from sebulba.types import PyTree
 
 _NATURE_CNN_LEAST_PIXELS = 36
-_SMALL_CNN_MOST_FEATURES = 128
 
 
 @functools.cache
@@ -53,20 +52,31 @@ def dense(
     return nn.Dense(size, kernel_init=init, dtype=dtype, name=name)
 
 
+def _active(
+    x: jax.Array, config: TorsoConfig, activation: Callable[[jax.Array], jax.Array] = nn.relu
+) -> jax.Array:
+    """Return the activation of ``x``, normalised before it where ``config`` says so."""
+    return activation(nn.LayerNorm(dtype=config.dtype)(x) if config.layer_norm else x)
+
+
+def _features(x: jax.Array, config: TorsoConfig, size: int) -> jax.Array:
+    """Return the output ``[N, size]`` of the dense layer that ends a network for images."""
+    x = dense(size, math.sqrt(2), dtype=config.dtype)(x.reshape(x.shape[0], -1))
+    return _active(x, config)
+
+
 class MLP(nn.Module):
     """Dense layers, each followed by the activation: ``[N, V] -> [N, sizes[-1]]``."""
 
-    sizes: tuple[int, ...]
-    activation: str
-    kernels: str = "orthogonal"
-    dtype: str = "float32"
+    config: TorsoConfig
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Apply all layers."""
-        activation: Callable[[jax.Array], jax.Array] = getattr(nn, self.activation)
-        for size in self.sizes:
-            x = activation(dense(size, math.sqrt(2), None, self.kernels, self.dtype)(x))
+        config = self.config
+        for size in config.hidden_sizes:
+            x = dense(size, math.sqrt(2), None, config.initial_kernels, config.dtype)(x)
+            x = _active(x, config, getattr(nn, config.activation))
         return x
 
 
@@ -77,42 +87,37 @@ class NatureCNN(nn.Module):
       UsageError: An image of fewer than 36 x 36 pixels, which the strides would use up.
     """
 
-    features: int
-    dtype: str = "float32"
+    config: TorsoConfig
+    layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
+    padding, least_pixels, most_features = "VALID", _NATURE_CNN_LEAST_PIXELS, math.inf
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Apply all layers."""
-        if min(x.shape[1:3]) < _NATURE_CNN_LEAST_PIXELS:
+        if min(x.shape[1:3]) < self.least_pixels:
             raise UsageError(
                 f"torso.kind='nature_cnn' cannot take images of {x.shape[1]} x {x.shape[2]} "
                 "pixels, it needs 36 x 36; use auto, impala_resnet or mlp"
             )
         conv = functools.partial(
-            nn.Conv, padding="VALID", kernel_init=orthogonal(math.sqrt(2)), dtype=self.dtype
+            nn.Conv,
+            padding=self.padding,
+            kernel_init=orthogonal(math.sqrt(2)),
+            dtype=self.config.dtype,
         )
-        for channels, window, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
-            x = nn.relu(conv(channels, (window, window), stride)(x))
-        last = dense(self.features, math.sqrt(2), dtype=self.dtype)
-        return nn.relu(last(x.reshape(x.shape[0], -1)))
+        for channels, window, stride in self.layers:
+            x = _active(conv(channels, (window, window), stride)(x), self.config)
+        return _features(x, self.config, min(self.config.image_features, self.most_features))  # type: ignore[arg-type]
 
 
-class SmallCNN(nn.Module):
+class SmallCNN(NatureCNN):
     """A convolution of 16 channels and a dense layer, for images of a few pixels.
 
     ``[N, H, W, C] -> [N, features]``, as the networks of MinAtar (Young and Tian 2019).
     """
 
-    features: int
-    dtype: str = "float32"
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Apply both layers."""
-        init = orthogonal(math.sqrt(2))
-        x = nn.relu(nn.Conv(16, (3, 3), kernel_init=init, dtype=self.dtype)(x))
-        last = dense(self.features, math.sqrt(2), dtype=self.dtype)
-        return nn.relu(last(x.reshape(x.shape[0], -1)))
+    layers = ((16, 3, 1),)  # type: ignore[assignment]
+    padding, least_pixels, most_features = "SAME", 1, 128
 
 
 class ImpalaResNet(nn.Module):
@@ -121,23 +126,23 @@ class ImpalaResNet(nn.Module):
     ``[N, H, W, C] -> [N, features]``. Each section halves height and width.
     """
 
-    channels: tuple[int, ...]
-    features: int
-    dtype: str = "float32"
+    config: TorsoConfig
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Apply all sections and the dense layer."""
-        conv = functools.partial(nn.Conv, kernel_size=(3, 3), dtype=self.dtype)
-        for channels in self.channels:
+        config = self.config
+        conv = functools.partial(nn.Conv, kernel_size=(3, 3), dtype=config.dtype)
+        for channels in config.resnet_channels:
             x = conv(channels)(x)
             x = nn.max_pool(x, (3, 3), (2, 2), padding="SAME")
             for _ in range(2):
-                y = conv(channels)(nn.relu(x))
-                x = x + conv(channels)(nn.relu(y))
-        x = nn.relu(x)
-        last = dense(self.features, math.sqrt(2), dtype=self.dtype)
-        return nn.relu(last(x.reshape(x.shape[0], -1)))
+                y = conv(channels)(_active(x, config))
+                x = x + conv(channels)(_active(y, config))
+        return _features(_active(x, config), config, config.image_features)
+
+
+_IMAGE_NETWORKS = {"nature_cnn": NatureCNN, "small_cnn": SmallCNN, "impala_resnet": ImpalaResNet}
 
 
 class Torso(nn.Module):
@@ -153,31 +158,22 @@ class Torso(nn.Module):
     def __call__(self, encoded: Encoded) -> jax.Array:
         """Return the features of all parts, side by side, float32."""
         if self.config.is_own:
-            return _checked_features(self.config.kind, own_torso(self.config.kind)(_only(encoded)))
+            arrays = [*encoded.images, *([encoded.vector] if encoded.vector.shape[-1] else [])]
+            given = arrays[0] if len(arrays) == 1 else encoded
+            return _checked_features(self.config.kind, own_torso(self.config.kind)(given))
         parts = [self._image_network(image)(image) for image in encoded.images]
         if encoded.vector.shape[-1]:
-            config = self.config
-            kernels, dtype = config.initial_kernels, config.dtype
-            mlp = MLP(config.hidden_sizes, config.activation, kernels, dtype)
-            parts.append(mlp(encoded.vector))
+            parts.append(MLP(self.config)(encoded.vector))
         return jnp.concatenate(parts, axis=-1).astype(jnp.float32)
 
     def _image_network(self, image: jax.Array) -> nn.Module:
-        kind, dtype = self.config.kind, self.config.dtype
-        if kind == "auto":
-            kind = self._by_size(*image.shape[1:3])
-        if kind == "nature_cnn":
-            return NatureCNN(self.config.image_features, dtype)
-        if kind == "small_cnn":
-            return SmallCNN(min(self.config.image_features, _SMALL_CNN_MOST_FEATURES), dtype)
-        return ImpalaResNet(self.config.resnet_channels, self.config.image_features, dtype)
-
-    def _by_size(self, height: int, width: int) -> str:
-        """Return the network that "auto" takes for images of this size."""
-        if min(height, width) >= _NATURE_CNN_LEAST_PIXELS:
-            return "nature_cnn"
-        is_small = height * width <= self.config.small_image_pixels
-        return "small_cnn" if is_small else "impala_resnet"
+        kind, (height, width) = self.config.kind, image.shape[1:3]
+        if kind == "auto" and min(height, width) >= _NATURE_CNN_LEAST_PIXELS:
+            kind = "nature_cnn"
+        elif kind == "auto":
+            is_small = height * width <= self.config.small_image_pixels
+            kind = "small_cnn" if is_small else "impala_resnet"
+        return _IMAGE_NETWORKS[kind](self.config)
 
 
 def own_torso(name: str) -> nn.Module:
@@ -202,12 +198,6 @@ def own_torso(name: str) -> nn.Module:
     return network
 
 
-def _only(encoded: Encoded) -> Any:
-    """Return the only array of an observation; all of it where there are several."""
-    arrays = [*encoded.images, *([encoded.vector] if encoded.vector.shape[-1] else [])]
-    return arrays[0] if len(arrays) == 1 else encoded
-
-
 def _checked_features(name: str, features: Any) -> jax.Array:
     if isinstance(features, jax.Array) and features.ndim == 2:
         return features
@@ -218,9 +208,11 @@ def _checked_features(name: str, features: Any) -> jax.Array:
 
 
 class Core(nn.Module):
-    """An LSTM over time whose state is zero where an episode begins."""
+    """A memory over time whose state is zero where an episode begins."""
 
     size: int
+    memory: str | None = None
+    """``MemoryConfig.memory``."""
 
     @nn.compact
     def __call__(
@@ -236,8 +228,8 @@ class Core(nn.Module):
         their outputs follow from the state before the row, and the state does not go on from them.
 
         Returns:
-          The state after row T-1, ``([B, size], [B, size])``; outputs ``[T * B, size]``, and those
-          of ``final``.
+          The state after row T-1, leaves ``[B, size]``; outputs ``[T * B, size]``, and those of
+          ``final``.
         """
 
         def row(cell: Any, state: PyTree, x: PyTree) -> tuple[Any, PyTree]:
@@ -248,15 +240,22 @@ class Core(nn.Module):
             return state, (output, of_final)
 
         scan = nn.scan(row, variable_broadcast="params", split_rngs={"params": False})
-        cell = nn.OptimizedLSTMCell(self.size, recurrent_kernel_init=orthogonal(1.0))
+        kind: Any = nn.GRUCell if self.memory == "gru" else nn.OptimizedLSTMCell
+        cell = kind(self.size, recurrent_kernel_init=orthogonal(1.0))
         rows, final_rows = jax.tree.map(lambda x: x.reshape(*is_first.shape, -1), (features, final))
         state, outputs = scan(cell, state, (rows, is_first, final_rows))
         return state, jax.tree.map(lambda x: x.reshape(is_first.size, -1), outputs)
 
 
-def zero_core(size: int, num_envs: int) -> PyTree:
-    """Return the state of a ``Core`` of B environments before any step; ``()`` for size 0."""
-    return tuple(jnp.zeros((num_envs, size)) for _ in range(2)) if size else ()
+def zero_core(config: Any, num_envs: int) -> PyTree:
+    """Return the state of a ``Core`` of B environments before any step; ``()`` for no memory.
+
+    It is ``[B, size]`` of a GRU, and two of these of an LSTM.
+    """
+    if not config.lstm_size:
+        return ()
+    parts = [jnp.zeros((num_envs, config.lstm_size)) for _ in range(2)]
+    return parts[0] if config.memory == "gru" else tuple(parts)
 
 
 def has_convolutions(networks: PyTree) -> bool:

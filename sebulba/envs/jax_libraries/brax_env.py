@@ -12,7 +12,6 @@ import numpy as np
 
 from sebulba.envs.jax_env import JaxEnv, Stepped, TimeLimit
 from sebulba.envs.option_checks import check_option_names
-from sebulba.errors import UsageError
 from sebulba.types import PyTree
 
 EPISODE_STEPS = 1000
@@ -53,9 +52,7 @@ class BraxEnv:
         """Take an environment without wrappers."""
         self._env = env
         obs = jax.eval_shape(lambda key: env.reset(key).obs, jax.eval_shape(jax.random.key, 0))
-        if not isinstance(obs, jax.ShapeDtypeStruct):
-            raise UsageError(f"observations of {type(env).__name__} are not a vector: {obs}")
-        self.observation_space: gymnasium.Space = gymnasium.spaces.Box(-np.inf, np.inf, obs.shape)
+        self.observation_space: gymnasium.Space = _space(obs)
         self.action_space: gymnasium.Space = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,))
 
     def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
@@ -65,3 +62,10 @@ class BraxEnv:
     def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> Stepped:
         state = self._env.step(state, action)
         return state.obs, state, state.reward, state.done > 0, False
+
+
+def _space(obs: PyTree) -> gymnasium.Space:
+    """Return the space of an observation, an array or a dict of arrays."""
+    if isinstance(obs, dict):
+        return gymnasium.spaces.Dict({name: _space(part) for name, part in obs.items()})
+    return gymnasium.spaces.Box(-np.inf, np.inf, obs.shape, np.float32)

@@ -8,9 +8,9 @@ from typing import Any
 import gymnasium
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from sebulba.envs.jax_env import JaxEnv, Stepped, TimeLimit
+from sebulba.envs.jax_libraries.brax_env import BraxEnv
 from sebulba.envs.option_checks import check_option_names
 from sebulba.types import PyTree
 
@@ -47,7 +47,7 @@ def make(env_id: str, options: dict[str, Any]) -> JaxEnv:
     return TimeLimit(PlaygroundEnv(env, repeat), limit)
 
 
-class PlaygroundEnv:
+class PlaygroundEnv(BraxEnv):
     """An environment of MuJoCo Playground's.
 
     ``done`` terminates, unless ``info["time_out"]`` says that it is a limit. Other truncations come
@@ -57,17 +57,11 @@ class PlaygroundEnv:
 
     def __init__(self, env: Any, action_repeat: int = 1) -> None:
         """Take an environment without wrappers."""
-        self._env = env
+        super().__init__(env)
         self._repeat = action_repeat
-        obs = jax.eval_shape(lambda key: env.reset(key).obs, jax.eval_shape(jax.random.key, 0))
-        self.observation_space: gymnasium.Space = _space(obs)
-        self.action_space: gymnasium.Space = gymnasium.spaces.Box(-1.0, 1.0, (env.action_size,))
-        has_more = isinstance(obs, dict) and len(obs) > 1
-        self.privileged = (PRIVILEGED,) if has_more and PRIVILEGED in obs else ()
-
-    def reset(self, key: jax.Array) -> tuple[PyTree, PyTree]:
-        state = self._env.reset(key)
-        return state.obs, state
+        obs: Any = self.observation_space
+        has_more = isinstance(obs, gymnasium.spaces.Dict) and len(obs) > 1
+        self.privileged = (PRIVILEGED,) if has_more and PRIVILEGED in obs.spaces else ()
 
     def step(self, key: jax.Array, state: PyTree, action: jax.Array) -> Stepped:
         """Act, as often as an action is repeated."""
@@ -85,10 +79,3 @@ class PlaygroundEnv:
 
         obs, reward = jax.tree.map(finite, (state.obs, rewards.sum()))
         return obs, state, reward, done & ~timed_out, timed_out
-
-
-def _space(obs: PyTree) -> gymnasium.Space:
-    """Return the space of an observation, an array or a dict of arrays."""
-    if isinstance(obs, dict):
-        return gymnasium.spaces.Dict({name: _space(part) for name, part in obs.items()})
-    return gymnasium.spaces.Box(-np.inf, np.inf, obs.shape, np.float32)

@@ -129,6 +129,7 @@ class Stages:
         self._run = RunSpec(
             config.num_envs, len(self._devices), config.steps_per_cycle, len(update_devices)
         )
+        agent.begin(self._run)
         self._factory = factory
         self._given = Given(factory, agent, config.cycle, config.schedule)
         self._places = Places(self._given)

@@ -9,25 +9,20 @@ import dataclasses
 import math
 import os
 import statistics
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
 from sebulba.configs.experiment import ExperimentConfig
-from sebulba.loops.gymnasium_loop import GymnasiumLoop
 from sebulba.runs.jax_setup import set_up_jax
 from sebulba.tools.bench import harness
 from sebulba.tools.bench.memory_use import peak_device_mb, peak_rss_mb
+from sebulba.tools.bench.train import TrainingCase
 from sebulba.tools.bench.worker import Worker
 
 MEASURE_TIMEOUT_S = 120.0
 """Added to the seconds asked for, for the cycles in flight and for cycles that are long."""
-WINDOWS = 4
-"""Least number of windows of metrics in a measurement."""
-ENDLESS_CYCLES = 1_000_000
-"""More cycles than a measurement takes; the loop is stopped."""
 
 K = TypeVar("K")
 
@@ -104,8 +99,8 @@ class Trial(Worker):
     def __init__(
         self, config: ExperimentConfig, seconds: float, *, memory_limit_mb: float | None = None
     ) -> None:
-        """Start the process. A measurement takes ``seconds``, stretched to two cycles of each
-        Inferencer; the limit of memory is on the host and on a device."""
+        """Start the process. A measurement takes about ``seconds``, or the trajectories that are in
+        flight; the limit of memory is on the host and on a device."""
         timeout_s = seconds + MEASURE_TIMEOUT_S
         super().__init__(
             _Meter, config, seconds, timeout_s=timeout_s, memory_limit_mb=memory_limit_mb
@@ -128,64 +123,25 @@ def measure_in_turn(
 
 
 class _Meter:
-    """The experiment as ``sebulba train`` builds it, with itself as the writer of metrics.
-
-    The speed is that from the end of the first window of metrics to the end of the last whole one,
-    so that starting and joining threads does not count.
-    """
+    """The experiment as ``sebulba train`` builds it."""
 
     def __init__(self, config: ExperimentConfig, seconds: float) -> None:
         config = set_up_jax(config)
-        self._seconds = seconds
-        interval_s = min(config.metrics_interval_s, seconds / WINDOWS)
-        config = dataclasses.replace(config, metrics_interval_s=interval_s)
-        factory, agent = harness.env_and_agent(config)
-        self._loop = GymnasiumLoop(
-            factory, agent, config.num_envs, options=config, metric_writer=self
-        )
-        self._steps_per_cycle = config.steps_per_cycle
-        self._state = self._loop.new_state(config.seed, config.steps_per_cycle)
+        self._case, self._seconds = TrainingCase(config, *harness.env_and_agent(config)), seconds
 
     def warm_up(self) -> None:
-        """Compile."""
-        # The first cycle compiles the update, the second the shorter chunks of a fused cycle.
-        self._run(3 * self._loop.num_inferencers)
+        """Compile, and find out how many cycles a measurement has."""
+        self._case.warm_up(self._seconds)
 
     def measure(self) -> Measurement:
-        """Train on until ``write`` stops the loop."""
-        self._run(ENDLESS_CYCLES * self._loop.num_inferencers)
-        first, last = self._records[0], self._records[-1]
-        lags = [record["policy_lag_mean"] for record in self._records[1:]]
-        env_steps = last["env_steps"] - first["env_steps"]
+        """Train on for so many cycles."""
+        made = self._case.measure()
+        lags = made.policy_lags
         return Measurement(
-            env_steps / (last["seconds"] - first["seconds"]),
+            made.env_steps_per_s,
             peak_rss_mb(os.getpid()),
-            self._device_mb,
-            statistics.fmean(lag for lag in lags if lag is not None),
-            1e3 * (self._cpu_s[-1] - self._cpu_s[0]) / env_steps,
-            sum(int(leaf.size) for leaf in jax.tree.leaves(self._state.networks)),
+            peak_device_mb(),
+            sum(lag * number for lag, number in lags.items()) / sum(lags.values()),
+            1e-3 * made.cpu_us,
+            sum(int(leaf.size) for leaf in jax.tree.leaves(self._case.state.networks)),
         )
-
-    def _run(self, num_cycles: int) -> None:
-        self._records: list[Mapping[str, Any]] = []
-        self._cpu_s: list[float] = []
-        self._ended = False
-        self._state = self._loop.run(self._state, num_cycles, self._steps_per_cycle).state
-
-    def write(self, metrics: Mapping[str, Any]) -> None:
-        """Keep a window's record; stop the loop when there are enough."""
-        if self._ended:
-            return  # the stop cut this window short
-        self._records.append(metrics)
-        self._cpu_s.append(time.process_time())
-        first = self._records[0]
-        self._ended = (
-            metrics["seconds"] - first["seconds"] >= self._seconds
-            and metrics["cycles"] - first["cycles"] >= 2 * self._loop.num_inferencers
-        )
-        if self._ended:
-            self._device_mb = peak_device_mb()  # while trajectories are in flight
-            self._loop.stop()
-
-    def close(self) -> None:
-        """Do nothing; a writer of metrics has this method."""

@@ -124,8 +124,9 @@ class Driver:
     ) -> None:
         """Begin with ``state``; None makes one."""
         mesh = UpdateMesh(jax.devices()[:devices])
-        self.agent = agent
-        state = state or self.new_state(run_spec(devices, num_inferencers, num_steps))
+        self.agent, run = agent, run_spec(devices, num_inferencers, num_steps)
+        agent.begin(run)
+        state = state or self.new_state(run)
         self.streams = make_streams(agent, state)
         self._hand_off = HandOffToMesh(agent, mesh)
         self.updater = Updater(agent, mesh, jax.random.key(1))
