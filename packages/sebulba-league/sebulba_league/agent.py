@@ -196,6 +196,9 @@ class LeagueAgent(Agent[LeagueConfig]):
         self.lanes.check(run)
         self.learner.check_run(self._run_of(run, self.lanes.learner(run.num_envs)))
 
+    def begin(self, run: RunSpec) -> None:
+        self.learner.begin(run)
+
     def new_networks(self, key: jax.Array) -> PyTree:
         return self.learner.new_networks(key)
 
