@@ -99,10 +99,18 @@ def _open_null(descriptor: int) -> None:
     os.set_inheritable(descriptor, True)
 
 
+class _Text(io.TextIOWrapper):
+    """A text stream that nobody can close, such as an environment that closes ``sys.stdout``."""
+
+    def close(self) -> None:
+        """Write what is still to be written."""
+        self.flush()
+
+
 def _text(output: Output, before: Any) -> TextIO:
     """Return a text stream in the manner of the one before, which is None if it was closed."""
     at_once = getattr(before, "write_through", False)
-    return io.TextIOWrapper(
+    return _Text(
         output if at_once else io.BufferedWriter(output),  # type: ignore[arg-type]
         encoding=getattr(before, "encoding", None),
         errors="backslashreplace",

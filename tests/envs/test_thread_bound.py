@@ -123,9 +123,17 @@ class Signals(CountingEnv):
         return super().reset(**options)
 
 
-def test_what_needs_a_main_thread_is_told_which_option_has_one():
-    loop, _ = make_tiny_loop(Signals, num_inferencers_per_device=1, inference_devices=[0])
-    with loop, pytest.raises(ValueError, match="only works in main thread") as raised:
+class Asserts(CountingEnv):
+    """Says in words of its own what it needs."""
+
+    def step(self, action):
+        raise AssertionError("Main Thread expected")
+
+
+@pytest.mark.parametrize("env", [Signals, Asserts])
+def test_what_needs_a_main_thread_is_told_which_option_has_one(env):
+    loop, _ = make_tiny_loop(env, num_inferencers_per_device=1, inference_devices=[0])
+    with loop, pytest.raises((ValueError, AssertionError), match=r"(?i)main thread") as raised:
         loop.run(loop.new_state(0, 5), 1, 5)
     assert any("use --env.vectorization async" in note for note in raised.value.__notes__)
 

@@ -44,7 +44,7 @@ from sebulba.runs import train as train_command
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.signals import StopOnSignal
 from sebulba.support.files import MOST_NESTED, read_json_object
-from sebulba.support.streams import Output
+from sebulba.support.streams import Output, make_streams_safe
 from tests.faults.children import ROOT, training_began
 from tests.faults.test_supervisor import LIMIT_S, World
 from tests.runs.test_cli import ONE_DEVICE, SMALL, Guess
@@ -118,6 +118,16 @@ def test_an_output_that_cannot_be_written_drops_the_rest(make, is_lost):
             print("x" * 10_000, file=text, flush=True)
         os.write(descriptor, b"native code can write, too")
     assert output.failure is not None and output.is_lost == is_lost
+
+
+def test_a_stream_that_an_environment_closes_stays_open(monkeypatch, capfd):
+    for name in ("sys.stdout", "sys.stderr"):
+        monkeypatch.setattr(name, io.StringIO())  # and is put back
+    make_streams_safe()
+    print("before")
+    sys.stdout.close()
+    print("after", flush=True)
+    assert capfd.readouterr().out == "before\nafter\n"
 
 
 def test_a_full_pipe_that_does_not_block_is_waited_for(tmp_path):
