@@ -49,7 +49,11 @@ LONGEST_WAIT_TO_COMPILE_S = 10.0
 
 
 class Cycle(Protocol):
-    """Runs the cycles of one Inferencer and keeps its environment's position between them."""
+    """Runs the cycles of one Inferencer and keeps its environment's position between them.
+
+    One that has an attribute ``staging`` gets the ``Staging`` of its device there (async), may act
+    with newer networks within a cycle, and says in ``policy_version`` which were the oldest.
+    """
 
     kind: str
     """``"stepped"`` or ``"fused"``."""

@@ -41,6 +41,8 @@ class InferencerMaker:
         env = session.envs[index]
         device, staging = list(session.staging.items())[index // self._per_device]
         cycle, why = self._places.make_cycle(env, programs, device, timer)
+        if hasattr(cycle, "staging") and session.options.schedule == "async":
+            cycle.staging = staging
         self.reasons.add(why)
         thread = session.envs.threads[index]
         return Inferencer(index, device, env, cycle, staging, timer, thread)

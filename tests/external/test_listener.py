@@ -28,8 +28,10 @@ class ZeroDesk:
 
     num_seats = 4
     longest_frame = 2000
+    explores_by_default = True
 
     def __init__(self) -> None:
+        self.explores = np.ones(self.num_seats, np.bool_)
         self.in_episode = np.zeros(self.num_seats, np.bool_)
         self.report_takes_s = 0.0
         self.reported: list[dict[str, Any]] = []
@@ -43,7 +45,7 @@ class ZeroDesk:
         self.in_episode[seat] = message["type"] != "end"
 
     def answer(self, asked: np.ndarray) -> Answer:
-        return Answer(np.zeros(self.num_seats, np.int32), ())
+        return Answer(np.zeros(self.num_seats, np.int32), (), 0)
 
 
 @contextlib.contextmanager
@@ -137,3 +139,53 @@ def test_an_observation_may_have_many_parts_with_long_names() -> None:
     desk.report(0, {"type": "begin", "observation": parts})
     desk.report(0, protocol.unpack(frame[protocol.LENGTH.size :]))
     assert float(desk.parts[names[20]][0, 0]) == 0.5
+
+
+def test_a_session_goes_on_where_its_connection_broke() -> None:
+    desk = ZeroDesk()
+    with listening(desk) as one, Client(one.address, "t", resumes=True) as client:
+        client.begin(OBSERVATION)
+        client.step(1.0, OBSERVATION)
+        for _ in range(2):  # the report has arrived, and the client lost its answer
+            client._connection.close()
+            assert int(client.reconnect()) == 0  # type: ignore[arg-type]
+        assert [message["type"] for message in desk.reported] == ["begin", "step"]
+        client._connection.close()
+        with pytest.raises(OSError, match=r"descriptor|closed"):
+            client.step(2.0, OBSERVATION)
+        assert int(client.reconnect()) == 0  # type: ignore[arg-type]
+        assert [message.get("reward") for message in desk.reported] == [None, 1.0, 2.0]
+        client.step(3.0, OBSERVATION)
+        assert client.seat == 0
+        with Client(one.address, "t") as other:
+            assert other.seat == 1
+        assert one.counts["resumed"] == 3
+        assert one.counts["broke_off"] == 0
+
+
+def test_a_half_open_connection_is_taken_over_by_its_session() -> None:
+    with listening(ZeroDesk()) as one, Client(one.address, "t", resumes=True) as client:
+        client.begin(OBSERVATION)
+        old = client._connection
+        client.close = lambda: None  # type: ignore[method-assign]
+        assert int(client.reconnect()) == 0  # type: ignore[arg-type]
+        del client.close
+        assert client.seat == 0
+        assert old.recv(1) == b""
+        old.close()
+
+
+def test_a_seat_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "GRACE_S", 0.2)
+    desk = ZeroDesk()
+    with listening(desk) as one, Client(one.address, "t", resumes=True) as client:
+        client.begin(OBSERVATION)
+        client._connection.close()
+        deadline = time.monotonic() + 60
+        while not one.counts["broke_off"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert client.reconnect() is None
+        client.begin(OBSERVATION)
+        client._connection.close()
+        assert client.reconnect() is not None

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,11 @@ import gymnasium
 import jax
 import numpy as np
 import pytest
-from gymnasium import spaces
 from sebulba_external import listener, protocol, seats
 from sebulba_external.client import Client
 from sebulba_external.columns import SeatColumns
-from sebulba_external.desk import Desk
-from sebulba_external.seats import ExternalEnv, Seats
+from sebulba_external.desk import Acting, Desk
+from sebulba_external.seats import Seats
 
 import sebulba
 from sebulba.agents.configs import DQNConfig, ImpalaConfig, ReplayConfig
@@ -29,16 +27,18 @@ from sebulba.agents.dqn import DQN
 from sebulba.agents.impala import Impala
 from sebulba.configs.impala_presets import PRESETS
 from sebulba.types import RunSpec
+from tests.external.telling import (
+    ONE,
+    SPEC,
+    B,
+    Checker,
+    T,
+    in_threads,
+    reward_of,
+    training,
+)
 
-B, T = 4, 8
-ONE = {"num_inferencers_per_device": 1, "inference_devices": [0], "update_devices": [0]}
-SPACE = spaces.Box(-1.0, 1e6, (3,), np.float32)
-ACTIONS = spaces.Discrete(5, start=2)
-AGENT = Impala(sebulba.EnvSpec(SPACE, ACTIONS), ImpalaConfig())
-
-
-def reward_of(observation: np.ndarray, action: int) -> float:
-    return float(observation[0] + 0.5 * observation[2] - action)
+AGENT = Impala(SPEC, ImpalaConfig())
 
 
 def tell(client: int, address: str, token: str, stop: threading.Event, num_episodes: int) -> None:
@@ -58,64 +58,6 @@ def tell(client: int, address: str, token: str, stop: threading.Event, num_episo
                     seat.end(reward, observation, truncated=bool(rng.random() < 0.5))
                 else:
                     action = int(seat.step(reward, observation))
-
-
-class Checker:
-    """Checks every transition that the update is given."""
-
-    def __init__(self, num_steps: int = T) -> None:
-        self.num_steps = num_steps
-        self.valid = self.ends = 0
-        self.clients: set[int] = set()
-
-    def __call__(self, trajectory: Any, infos: Any) -> None:
-        rows, actions = trajectory.env_step, np.asarray(trajectory.action)
-        obs, valid = np.asarray(rows.obs), np.asarray(rows.valid[1:])
-        assert obs.shape == (self.num_steps + 1, B, 3)
-        before, after = obs[:-1][valid], obs[1:][valid]
-        chosen = actions[valid]
-        assert np.array_equal(before[:, :2], after[:, :2])
-        assert np.array_equal(before[:, 2] + 1, after[:, 2])
-        expected = [reward_of(row, action) for row, action in zip(before, chosen, strict=True)]
-        assert np.array_equal(np.asarray(rows.reward)[1:][valid], np.asarray(expected, np.float32))
-        assert np.array_equal(np.asarray(rows.prev_action)[1:][valid], chosen)
-        first = np.asarray(rows.is_first)
-        assert not obs[first][:, 2].any()
-        # An episode that nobody ended was cut at its last observation.
-        over = np.asarray(rows.terminated | rows.truncated)
-        assert (over | first)[:-1][np.asarray(rows.inserted)[1:]].all()
-        self.valid += int(valid.sum())
-        self.ends += int(infos.episode_end.sum())
-        self.clients |= set(obs[..., 0].astype(int).flat)
-
-
-@contextlib.contextmanager
-def training(
-    address: str, config: Any = None, agent: Callable[..., Any] = Impala, **changes: Any
-) -> Iterator[tuple[Seats, sebulba.GymnasiumLoop]]:
-    config = config or ImpalaConfig(learning_rate=1e-3)
-
-    def make() -> ExternalEnv:
-        return ExternalEnv(SPACE, ACTIONS)
-
-    with (
-        Seats(address) as given,
-        sebulba.GymnasiumLoop(
-            make,
-            agent(sebulba.env_spec(make), config),
-            num_envs=B,
-            cycle=given.cycle,
-            **ONE | changes,
-        ) as loop,
-    ):
-        yield given, loop
-
-
-def in_threads(work: Callable[..., None], *arguments: tuple) -> list[threading.Thread]:
-    threads = [threading.Thread(target=work, args=args, daemon=True) for args in arguments]
-    for thread in threads:
-        thread.start()
-    return threads
 
 
 def tellers(given: Seats, count: int, stop: threading.Event) -> list[threading.Thread]:
@@ -206,7 +148,7 @@ def test_the_memory_of_a_seat_waits_while_it_does_not_ask(
     # probabilities that it acted with: only if no request of another seat moved that state.
     stop, differences, run = threading.Event(), [], seats.ServedCycle.run
     config = ImpalaConfig(learning_rate=1e-30, lstm_size=8)
-    agent = Impala(sebulba.env_spec(lambda: ExternalEnv(SPACE, ACTIONS)), config)
+    agent = Impala(SPEC, config)
     evaluate = jax.jit(agent.evaluate)
 
     def checked(self: Any, networks: Any, *arguments: Any) -> Any:
@@ -234,34 +176,38 @@ def test_the_memory_of_a_seat_waits_while_it_does_not_ask(
 def test_what_is_learned_is_normalised_as_it_was_when_it_was_acted_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stop, run = threading.Event(), seats.ServedCycle.run
-    published, used = [], []
+    stop, run, renew = threading.Event(), seats.ServedCycle.run, seats.ServedCycle._renew
+    published, used = {}, []
     config = ImpalaConfig(learning_rate=1e-30, normalize_observations=True)
 
     def noted(self: Any, networks: Any, *arguments: Any) -> Any:
-        published.append(np.asarray(networks.scaling[0].mean))
         item, step_state = run(self, networks, *arguments)
         if item is not None:
             used.append(np.asarray(item.final_step_state.scaling[0].mean))
         return item, step_state
 
+    def renewed(self: Any, networks: Any) -> None:
+        renew(self, networks)
+        version, acting = self._desk.acting
+        published[version] = np.asarray(acting.scaling[0].mean)
+
     monkeypatch.setattr(seats.ServedCycle, "run", noted)
+    monkeypatch.setattr(seats.ServedCycle, "_renew", renewed)
     with training(f"unix:{tmp_path}/s", config) as (given, loop):
         tellers(given, B, stop)
         loop.train(total_env_steps=4096, steps_per_cycle=T)
         stop.set()
-    assert all(any(np.array_equal(mean, known) for known in published) for mean in used)
+    assert {mean.tobytes() for mean in used} <= {mean.tobytes() for mean in published.values()}
     assert all(mean.any() for mean in used[len(used) // 2 :])
 
 
 def test_exploration_falls_with_rows_and_not_with_calls() -> None:
-    agent = DQN(sebulba.EnvSpec(SPACE, ACTIONS), DQNConfig())
+    agent = DQN(SPEC, DQNConfig())
     run = RunSpec(B, 1, 1, 1)
     networks = agent.new_networks(jax.random.key(0))
     desk = Desk(agent, B, agent.new_step_state(jax.random.key(1), run, 0), explore=True)
-    desk.networks = agent.acting_networks(
-        networks, agent.new_experience(jax.random.key(2), networks, run)
-    )
+    experience = agent.new_experience(jax.random.key(2), networks, run)
+    desk.acting = Acting(1, agent.acting_networks(networks, experience))
     keys = []
     for call in range(3 * B):
         desk.answer(np.arange(B) == call % B)
@@ -313,6 +259,9 @@ BAD = {
     "nested": ([protocol.LENGTH.pack(900) + b"\x91" * 900], "msgpack"),
     "not a map": ([protocol.LENGTH.pack(1) + b"\x07"], "map"),
     "unknown": ([protocol.pack(hello()), frame(type="dance")], "unknown"),
+    "local": ([protocol.pack(hello(local=True)), BEGIN], "policy and rows"),
+    "seats": ([protocol.pack(hello(local=True)), frame(type="policy", seats=[9])], "below 4"),
+    "count": ([protocol.pack(hello(local=True)), frame(type="rows", count=2**40)], "count="),
     "step first": (
         [protocol.pack(hello()), frame(type="step", reward=0.0, observation=OBSERVATION)],
         "send 'begin' first",
@@ -416,29 +365,22 @@ def test_more_clients_than_seats_are_refused(tmp_path: Path) -> None:
 
 def test_what_cannot_be_served_is_refused_in_words() -> None:
     with pytest.raises(sebulba.UsageError, match="token is empty"):
-        Seats("0.0.0.0:0", token="")
+        Seats(SPEC, "0.0.0.0:0", token="")
     for address in ("nonsense", "127.0.0.1:99999", ":80", "127.0.0.1:http"):
         with pytest.raises(sebulba.UsageError, match="must be HOST:PORT or unix:PATH"):
-            Seats(address)
+            Seats(SPEC, address)
     with (
-        Seats("127.0.0.1:0") as given,
+        Seats(SPEC, "127.0.0.1:0") as given,
         pytest.raises(sebulba.UsageError, match=r"nobody can listen at .*in use"),
     ):
-        Seats(given.address)
+        Seats(SPEC, given.address)
     with pytest.raises(sebulba.UsageError, match="nobody can listen at unix:"):
-        Seats("unix:/no/such/folder/s")
+        Seats(SPEC, "unix:/no/such/folder/s")
     with (
-        Seats() as given,
+        Seats(SPEC) as given,
         pytest.raises(sebulba.UsageError, match="served by one Inferencer"),
-        sebulba.GymnasiumLoop(
-            lambda: ExternalEnv(SPACE, ACTIONS),
-            Impala(sebulba.env_spec(lambda: ExternalEnv(SPACE, ACTIONS)), ImpalaConfig()),
-            num_envs=B,
-            cycle=given.cycle,
-            **ONE | {"num_inferencers_per_device": 2},
-        ) as loop,
     ):
-        loop.train(total_env_steps=1024, steps_per_cycle=T)
+        sebulba.GymnasiumLoop(given, AGENT, num_envs=B, **ONE | {"num_inferencers_per_device": 2})
 
 
 def test_a_socket_that_a_killed_trainer_left_is_replaced_and_one_in_use_is_not(
@@ -448,18 +390,18 @@ def test_a_socket_that_a_killed_trainer_left_is_replaced_and_one_in_use_is_not(
     left.bind(f"{tmp_path}/s")
     left.close()
     with (
-        Seats(f"unix:{tmp_path}/s"),
+        Seats(SPEC, f"unix:{tmp_path}/s"),
         pytest.raises(sebulba.UsageError, match="in use"),
     ):
-        Seats(f"unix:{tmp_path}/s")
+        Seats(SPEC, f"unix:{tmp_path}/s")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(sebulba.UsageError, match="in use"):
-        Seats(f"unix:{tmp_path}/file")
+        Seats(SPEC, f"unix:{tmp_path}/file")
     assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_unix_socket_is_open_to_its_owner_alone(tmp_path: Path) -> None:
-    with Seats(f"unix:{tmp_path}/s"):
+    with Seats(SPEC, f"unix:{tmp_path}/s"):
         assert (tmp_path / "s").stat().st_mode & 0o077 == 0
     assert not (tmp_path / "s").exists()
 
@@ -487,10 +429,7 @@ def test_the_client_imports_no_jax() -> None:
 
 @pytest.mark.slow
 def test_clients_train_cartpole(tmp_path: Path) -> None:
-    env, stop = gymnasium.make("CartPole-v1"), threading.Event()
-
-    def make() -> ExternalEnv:
-        return ExternalEnv(env.observation_space, env.action_space)
+    stop = threading.Event()
 
     def play(address: str, token: str, seed: int) -> None:
         world = gymnasium.make("CartPole-v1")
@@ -506,10 +445,10 @@ def test_clients_train_cartpole(tmp_path: Path) -> None:
                     else:
                         action = seat.step(float(reward), observation)
 
-    agent = Impala(sebulba.env_spec(make), PRESETS["cartpole"].make().agent)  # type: ignore[arg-type]
+    config: Any = PRESETS["cartpole"].make().agent
     with (
-        Seats(f"unix:{tmp_path}/s") as given,
-        sebulba.GymnasiumLoop(make, agent, num_envs=8, cycle=given.cycle, **ONE) as loop,
+        Seats("CartPole-v1", f"unix:{tmp_path}/s") as given,
+        sebulba.GymnasiumLoop(given, Impala(given.spec, config), num_envs=8, **ONE) as loop,
     ):
         in_threads(play, *((given.address, given.token, seed) for seed in range(8)))
         result = loop.train(total_env_steps=200_000, steps_per_cycle=32)

@@ -11,6 +11,9 @@ import numpy as np
 from sebulba.inference.episodes import EpisodeStatistics
 from sebulba.types import EnvStep, PyTree, StepInfos, Trajectory
 
+NEWEST = 2**62
+"""Above all versions."""
+
 
 class Column(NamedTuple):
     """T transitions of one seat: a column of a trajectory."""
@@ -25,6 +28,8 @@ class Column(NamedTuple):
     """Statistics of its episodes, ``[T, 1]``."""
     number: int
     """How many columns the seat had completed before."""
+    version: int
+    """Of the oldest networks that acted in it."""
 
     @property
     def num_steps(self) -> int:
@@ -43,6 +48,8 @@ class SeatColumns:
         """Write columns of ``num_steps`` for one environment of ``like [T, B, ...]``."""
         self.num_steps = num_steps
         """T."""
+        self.run = 0
+        """Number of the run that they are for."""
         self._like = like
         self._statistics = EpisodeStatistics(1)
         self.number = -1
@@ -50,6 +57,7 @@ class SeatColumns:
         self._at = 0
         """Index of the row that has no action yet, or is the next to be written."""
         self._initial: PyTree = ()
+        self._version = NEWEST
         self._new_arrays()
 
     def _new_arrays(self) -> None:
@@ -79,11 +87,12 @@ class SeatColumns:
         self._at, self._initial = 0, final
         return column
 
-    def act(self, action: PyTree | None, extras: PyTree) -> None:
-        """Write what was chosen in the latest row; zeros for None, after an episode."""
+    def act(self, action: PyTree | None, extras: PyTree = (), version: int = NEWEST) -> None:
+        """Write what networks of a version chose in the latest row; zeros for None, at its end."""
         if action is not None:
             _write(self._actions, self._at, action)
             _write(self._extras, self._at, extras)
+            self._version = min(self._version, version)
         self._at += 1
 
     def cut(self) -> None:
@@ -91,8 +100,9 @@ class SeatColumns:
         last = self._at - 1
         if last <= 0:  # its end is in no column: begin new sums
             self._statistics = EpisodeStatistics(1)
-        if last >= 0 and not self._rows.is_first[last]:
-            self._rows.truncated[last] = True
+        rows = self._rows
+        if last >= 0 and not (rows.is_first[last] or rows.terminated[last]):
+            rows.truncated[last] = True
 
     def _complete(self, final: PyTree) -> Column:
         rows = self._rows
@@ -101,7 +111,8 @@ class SeatColumns:
         infos = self._statistics.add(after.reward, ended, after.inserted, after.masked_truncation)
         trajectory = Trajectory(rows, self._actions, self._extras)
         self.number += 1
-        return Column(trajectory, self._initial, final, infos, self.number)
+        version, self._version = self._version, NEWEST
+        return Column(trajectory, self._initial, final, infos, self.number, version)
 
 
 def _write(arrays: PyTree, at: int, values: PyTree) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,9 @@ from sebulba.support.trees import KeyData, is_key
 from sebulba.types import EnvStep, PyTree
 from sebulba_external import protocol
 from sebulba_external.protocol import ProtocolError
+
+if TYPE_CHECKING:
+    from sebulba_external.local import LocalPolicies
 
 MOST_REWARD = float(np.finfo(np.float32).max)
 REPORTS = ("begin", "step", "end")
@@ -28,6 +32,17 @@ class Answer(NamedTuple):
     """Actions, ``[B, *action_shape]``."""
     extras: PyTree
     """``ActionOutput.extras``."""
+    version: int
+    """Of the networks."""
+
+
+class Acting(NamedTuple):
+    """What acts."""
+
+    version: int
+    """Of the networks; rises."""
+    networks: PyTree
+    """Acting networks."""
 
 
 class Desk:
@@ -40,13 +55,18 @@ class Desk:
           agent: The algorithm.
           num_seats: B.
           step_state: Of B environments; copied.
-          explore: Act as in training, not as the evaluation policy.
+          explore: Act as in training, not as the evaluation policy, in seats that do not say.
         """
-        self._agent, self._explore = agent, explore
+        self.agent = agent
         self.num_seats = num_seats
-        self.networks: PyTree = None
-        """Acting networks; whoever has newer ones puts them here."""
-        self.row: EnvStep = jax.tree.map(np.array, agent.empty_env_step(num_seats))
+        self.acting = Acting(0, None)
+        """What acts from the next call on; replace it as a whole."""
+        self.explores_by_default = explore
+        self.explores = np.full(num_seats, explore)
+        """Seats that act as in training."""
+        row: EnvStep = jax.tree.map(np.array, agent.empty_env_step(num_seats))
+        dtype = jax.dtypes.canonicalize_dtype(row.prev_action.dtype)
+        self.row = row._replace(prev_action=row.prev_action.astype(dtype))
         """The latest row of each seat, which ``report`` writes."""
         self.in_episode = np.zeros(num_seats, np.bool_)
         """Seats whose episode has begun and not ended."""
@@ -58,13 +78,20 @@ class Desk:
         self._step_state = self._keys.unwrap(jax.tree.map(jnp.copy, step_state))
         self._rows = 0
         """Rows since the last step of all seats."""
-        self._act = jax.jit(self._act_for_some, donate_argnums=1)
+        self._act = jax.jit(self._act_for_some, donate_argnums=1, static_argnames="explore")
 
     @property
     def parts(self) -> dict[str, np.ndarray]:
         """Observations ``[B, ...]`` by part; an observation without parts is the part ""."""
         obs = self.row.obs
         return obs if isinstance(obs, dict) else {"": obs}
+
+    @functools.cached_property
+    def local(self) -> LocalPolicies:
+        """What clients that act themselves get of it, and give."""
+        from sebulba_external.local import LocalPolicies
+
+        return LocalPolicies(self)
 
     @property
     def longest_frame(self) -> int:
@@ -111,17 +138,28 @@ class Desk:
         self.in_episode[seat] = not is_end
 
     def answer(self, asked: np.ndarray) -> Answer:
-        """Act in the rows of the seats in ``asked [B]`` bool."""
+        """Act in the rows of the seats in ``asked [B]`` bool, which all explore, or none does."""
         row = jax.tree.map(np.copy, self.row)  # JAX may alias what it is given
-        self._rows += int(asked.sum())
+        explore = bool(self.explores[asked].all()) if asked.any() else self.explores_by_default
+        self._rows += int(asked.sum()) * explore
         is_step = np.bool_(self._rows >= self.num_seats)
         self._rows -= self.num_seats * int(is_step)
+        version, networks = self.acting
         action, extras, self._step_state = self._act(
-            self.networks, self._step_state, row, asked, is_step
+            networks, self._step_state, row, asked, is_step, explore=explore
         )
-        answer = Answer(*jax.tree.map(np.asarray, (action, extras)))
+        chosen, extras = jax.tree.map(np.asarray, (action, extras))
+        answer = Answer(chosen, extras, version)
         self.row.prev_action[asked] = answer.action[asked]
         return answer
+
+    def count(self, rows: int) -> None:
+        """Have exploration go on by ``rows`` that a client acted in itself."""
+        self._rows += rows
+        steps, self._rows = divmod(self._rows, self.num_seats)
+        if steps:
+            wrapped = self._keys.wrap(self._step_state)
+            self._step_state = self._keys.unwrap(self.agent.advance_step_state(wrapped, steps))
 
     def _act_for_some(
         self,
@@ -130,10 +168,12 @@ class Desk:
         row: EnvStep,
         asked: jax.Array,
         is_step: jax.Array,
+        *,
+        explore: bool,
     ) -> tuple[PyTree, PyTree, PyTree]:
         """Act; a count that all seats share rises when as many rows were acted in as there are."""
         wrapped = self._keys.wrap(step_state)
-        output, new = self._agent.act(networks, wrapped, row, explore=self._explore)
+        output, new = self.agent.act(networks, wrapped, row, explore=explore)
 
         def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
             return jnp.where(asked.reshape(-1, *[1] * (new.ndim - 1)), new, old)
@@ -169,6 +209,18 @@ class Desk:
         )
         leaves = jax.tree.map(jnp.array, list(shared))
         return self._keys.wrap(jax.tree.unflatten(self._spec, leaves))
+
+    def of_seats(self, seats: list[int]) -> tuple[PyTree, list[bool]]:
+        """Return the step state for some seats, with typed keys, and which leaves have rows."""
+        leaves: list[Any] = []
+        is_own: list[bool] = []
+        for own, part in zip(self._is_own, self._split(self._step_state), strict=True):
+            for leaf in jax.tree.leaves(part):
+                array = np.array(leaf)
+                leaves.append(array[seats] if own else array)
+                is_own.append(own)
+        state = jax.tree.unflatten(jax.tree.structure(self._step_state), leaves)
+        return self._keys.wrap(state), is_own
 
     def _split(self, step_state: PyTree) -> list[PyTree]:
         """Return the parts of a step state for which the agent's spec has an entry each."""

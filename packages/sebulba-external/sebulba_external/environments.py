@@ -1,23 +1,25 @@
-"""``--env.id external:clients``: an environment that clients drive, on the command line."""
+"""``--env.id external:...``: environments that clients and games drive, on the command line."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sebulba.envs.packages import VectorKind, VectorParts
-from sebulba.errors import EnvError, UsageError
+from sebulba.errors import UsageError
 
 if TYPE_CHECKING:
-    import jax
+    import gymnasium
 
-    from sebulba.inference.cycle import CyclePrograms
-    from sebulba.metrics.timer import PhaseTimer
     from sebulba.types import EnvSpec
-    from sebulba_external.seats import ServedCycle
+    from sebulba_external.seats import SeatsVector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +36,10 @@ class ClientOptions:
     """Starts a simulator: words with ``{address}``, ``{token}``, ``{seed}``; "" starts none."""
     simulators: int = 0
     """How many at a time; 0 is one for each environment."""
+    certificate: str = ""
+    """File of the certificate, to encrypt TCP; "" does not."""
+    private_key: str = ""
+    """File of its key; "" if it is in the same file."""
 
     def __post_init__(self) -> None:
         if not self.command and not self.token_file:
@@ -47,91 +53,167 @@ class ClientOptions:
             raise UsageError(f"simulators={self.simulators} must be 0 or more; use 4")
 
 
-def _parts(
+@dataclasses.dataclass(frozen=True)
+class GodotOptions:
+    """``--env.options`` of ``external:godot``: a game that speaks Godot RL Agents' dialect."""
+
+    game: str
+    """Starts the game: words with ``{port}`` and ``{seed}``."""
+    policy: str = ""
+    """Name of the policy whose agents are trained; "" trains all, and they must be alike."""
+    truncates: bool = False
+    """Whether an episode that is done was cut short, which the dialect does not say."""
+    local: bool = False
+    """Whether the policy acts in the process that the game talks to, without a round trip."""
+
+    def __post_init__(self) -> None:
+        for name in ("truncates", "local"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name}={getattr(self, name)!r} must be true or false")
+
+
+def _read(kind: type, name: str, options: Mapping[str, Any], needed: str) -> Any:
+    known = [field.name for field in dataclasses.fields(kind)]
+    unknown = options.keys() - set(known)
+    if unknown or needed not in options:
+        wrong = (
+            f"has no option {sorted(unknown)[0]!r}" if unknown else f"needs the option {needed!r}"
+        )
+        raise UsageError(f"external:{name} {wrong}; its options are {', '.join(known)}")
+    return kind(**options)
+
+
+def _clients(
     options: Mapping[str, Any], num_threads: int | None, step_timeout_s: float
 ) -> VectorParts:
-    known = [field.name for field in dataclasses.fields(ClientOptions)]
-    unknown = options.keys() - set(known)
-    if unknown or "like" not in options:
-        wrong = f"has no option {sorted(unknown)[0]!r}" if unknown else "needs the option 'like'"
-        raise UsageError(f"external:clients {wrong}; its options are {', '.join(known)}")
-    read = ClientOptions(**options)
+    read = _read(ClientOptions, "clients", options, "like")
     return VectorParts(functools.partial(_made, read), functools.partial(_spec, read.like), 1)
 
 
-def _made(options: ClientOptions, num_envs: int, seeds: list[int]) -> ClientVector:
-    return ClientVector(options, _spec(options.like), seeds)
+def _godot(
+    options: Mapping[str, Any], num_threads: int | None, step_timeout_s: float
+) -> VectorParts:
+    read = _read(GodotOptions, "godot", options, "game")
+
+    def make(num_envs: int, seeds: list[int]) -> SeatsVector:
+        spec, agents = _game(read)
+        words = [sys.executable, "-m", "sebulba_external.godot", "--game", _doubled(read.game)]
+        words += ["--seed", "{seed}"]
+        words += ["--policy", read.policy] * bool(read.policy)
+        words += ["--truncates"] * read.truncates + ["--local"] * read.local
+        if num_envs % agents:
+            raise UsageError(
+                f"num_envs={num_envs} must be a multiple of the {agents} agents of the game"
+            )
+        given = {"command": shlex.join(words), "simulators": num_envs // agents}
+        return _vector(spec, num_envs, seeds, **given)
+
+    return VectorParts(make, lambda: _game(read)[0], 1)
+
+
+def _doubled(words: str) -> str:
+    """Return ``words`` so that ``str.format`` leaves their braces."""
+    return words.replace("{", "{{").replace("}", "}}")
 
 
 @functools.cache
-def _spec(like: str) -> EnvSpec:
+def _game(options: GodotOptions) -> tuple[EnvSpec, int]:
+    """Return the spec of the agents of a game, which is started for it, and their number."""
+    from gymnasium import spaces
+
+    from sebulba.types import EnvSpec
+    from sebulba_external.godot import Game
+    from sebulba_external.protocol import ProtocolError
+
+    try:
+        with Game(options.game) as game:
+            names, observations, actions = game.policies, game.observations, game.actions
+    except (ProtocolError, OSError, ValueError, KeyError, IndexError) as error:
+        raise UsageError(f"game={options.game!r} cannot be played: {error}") from None
+    agents = [k for k, name in enumerate(names) if options.policy in ("", name)]
+    if not agents:
+        raise UsageError(f"policy={options.policy!r} is none of the game's: {sorted(set(names))}")
+    first = agents[0]
+    if any((observations[k], actions[k]) != (observations[first], actions[first]) for k in agents):
+        raise UsageError(
+            f"the agents of game={options.game!r} have different spaces; say with policy which "
+            f"are trained: {', '.join(sorted(set(names)))}"
+        )
+
+    def part(dtype: str, shape: Any) -> spaces.Space:
+        if dtype == "n":
+            return spaces.Discrete(shape)
+        pixels = dtype == "|u1"
+        low, high, kind = (0, 255, np.uint8) if pixels else (-np.inf, np.inf, np.float32)
+        return spaces.Box(low, high, shape, kind)  # type: ignore[arg-type]
+
+    parts = {name: part(*one) for name, one in observations[first].items()}
+    space = next(iter(parts.values())) if len(parts) == 1 else spaces.Dict(parts)
+    kinds, sizes = zip(*actions[first].values(), strict=True)
+    action: spaces.Space = spaces.Box(-1.0, 1.0, (sum(sizes),), np.float32)
+    if kinds[0] == "discrete":
+        action = spaces.Discrete(sizes[0]) if len(sizes) == 1 else spaces.MultiDiscrete([*sizes])
+    return EnvSpec(space, action), len(agents)
+
+
+def _made(options: ClientOptions, num_envs: int, seeds: list[int]) -> SeatsVector:
+    from sebulba_external.serve import tls_of, token_in
+
+    return _vector(
+        _spec(options.like),
+        num_envs,
+        seeds,
+        address=options.listen,
+        token=token_in(Path(options.token_file)) if options.token_file else None,
+        tls=tls_of(options.certificate, options.private_key),
+        command=options.command,
+        simulators=options.simulators,
+    )
+
+
+def _vector(spec: EnvSpec, num_envs: int, seeds: list[int], **how: Any) -> SeatsVector:
+    """Return the environment of seats that nobody else closes."""
+    from sebulba_external.seats import Seats
+
+    seats = Seats(spec, **how)
+    try:
+        vector = seats(num_envs, seeds)
+    except BaseException:
+        seats.close()
+        raise
+    vector.closes_seats = True
+    return vector
+
+
+def spec_like(like: Any) -> EnvSpec:
+    """Return the spec of clients with the spaces of an environment, or of an ``EnvSpec``.
+
+    Raises:
+      UsageError: It has many agents.
+    """
     from sebulba.envs import env_spec
     from sebulba.types import EnvSpec
 
-    spec = env_spec(like)
+    spec = like if isinstance(like, EnvSpec) else env_spec(like)
     if not isinstance(spec, EnvSpec):
         raise UsageError(f"like={like!r} has many agents; clients are one agent each")
     return EnvSpec(spec.observation_space, spec.action_space)
 
 
-ENVIRONMENTS = {"clients": VectorKind(_parts)}
+_spec = functools.cache(spec_like)
 
 
-class ClientVector:
-    """The adapter of seats: it cannot be stepped, and brings its cycle."""
+def _dm_env_rpc(
+    address: str, settings: str = "{}", seed_setting: str = "", timeout_s: float = 60.0
+) -> gymnasium.Env:
+    """Return a world of a server of dm_env_rpc; see ``dm_env.DmEnvRpc``."""
+    from sebulba_external.dm_env import DmEnvRpc
 
-    def __init__(self, options: ClientOptions, spec: EnvSpec, seeds: list[int]) -> None:
-        """Listen; start the simulators, if there is a command."""
-        from sebulba_external.listener import Listener
-        from sebulba_external.serve import token_in
-        from sebulba_external.simulators import Simulators
+    return DmEnvRpc(address, settings, seed_setting, timeout_s)
 
-        self.spec, self.num_envs = spec, len(seeds)
-        token = token_in(Path(options.token_file)) if options.token_file else None
-        self._listener = Listener(options.listen, token)
-        self._simulators: Simulators | None = None
-        if options.command:
-            count = options.simulators or self.num_envs
-            address, token = self._listener.address, self._listener.token
-            try:
-                self._simulators = Simulators(options.command, count, address, token, seeds)
-            except BaseException:
-                self._listener.close()
-                raise
 
-    def make_cycle(
-        self, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer
-    ) -> ServedCycle:
-        """Return the cycle that clients drive."""
-        from sebulba_external.seats import ServedCycle
-
-        return ServedCycle(self._listener, self.num_envs, programs, timer, self._simulators)
-
-    def reset(self) -> NoReturn:
-        """Raise: clients begin episodes."""
-        raise EnvError(
-            "clients drive external:clients; it cannot be reset and stepped. To see what a policy "
-            "does, serve it to them: sebulba serve RUN"
-        )
-
-    def step(self, action: Any) -> NoReturn:
-        """Raise: clients step."""
-        self.reset()
-
-    def fused(self) -> str:
-        """Return why there is no fused cycle."""
-        return "clients drive the environment"
-
-    def state(self) -> str:
-        """Return why it cannot be saved."""
-        return "clients drive the environment"
-
-    def put_back(self, state: bytes) -> NoReturn:
-        """Raise: see ``state``."""
-        self.reset()
-
-    def close(self) -> None:
-        """Kill the simulators and close the connections."""
-        if self._simulators is not None:
-            self._simulators.close()
-        self._listener.close()
+ENVIRONMENTS = {
+    "clients": VectorKind(_clients),
+    "godot": VectorKind(_godot),
+    "dm_env_rpc": _dm_env_rpc,
+}

@@ -6,6 +6,9 @@ import contextlib
 import hmac
 import http.client
 import json
+import socket
+import ssl
+import sys
 import threading
 import time
 from collections import OrderedDict, deque
@@ -23,6 +26,7 @@ from sebulba_external.listener import LOOPBACK
 if TYPE_CHECKING:
     from sebulba_external.serve import PolicyServer
 
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 MOST_BYTES = 16 << 20
 LATENCIES = 1000
 """Requests whose latencies are kept for the quantiles."""
@@ -32,24 +36,39 @@ body{font:16px system-ui;max-width:40em;margin:3em auto}
 textarea{width:100%;height:8em}
 </style>
 <h1>Policy</h1><p>An observation, as JSON:</p><textarea id="o"></textarea>
-<p><button id="b">Act</button></p><pre id="a"></pre>
+<p><button id="b">Act</button> <input id="t" type="password" placeholder="token" hidden></p>
+<pre id="a"></pre>
 <script>
 const get = id => document.getElementById(id);
-fetch("example").then(r => r.json()).then(x => get("o").value = JSON.stringify(x, null, 1));
-get("b").onclick = async () => {
-  const body = JSON.stringify({observation: JSON.parse(get("o").value)});
-  const answer = await fetch("act", {method: "POST", body,
-    headers: {"Content-Type": "application/json"}});
-  get("a").textContent = await answer.text();
+const headers = () => Object.assign({"Content-Type": "application/json"},
+  get("t").value ? {"Authorization": "Bearer " + get("t").value} : {});
+const example = async () => {
+  const answer = await fetch("example", {headers: headers()});
+  get("t").hidden = answer.ok && !get("t").value;
+  if (answer.ok) get("o").value = JSON.stringify(await answer.json(), null, 1);
 };
+get("t").onchange = example;
+get("b").onclick = async () => {
+  try {
+    const body = JSON.stringify({observation: JSON.parse(get("o").value)});
+    const answer = await fetch("act", {method: "POST", body, headers: headers()});
+    get("a").textContent = await answer.text();
+  } catch (error) { get("a").textContent = error; }
+};
+example();
 </script>"""
+"""The page shows a field for the token if its first request is refused."""
+MOST_THREADS = 256
+"""HTTP connections at a time; others are told to come again."""
 
 
 class HttpFront:
     """``POST /act``, ``GET /healthz``, ``/metrics``, ``/example`` and a page to try it."""
 
-    def __init__(self, address: str, server: PolicyServer) -> None:
-        """Listen at ``HOST:PORT``; a port of 0 takes a free one.
+    def __init__(
+        self, address: str, server: PolicyServer, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """Listen at ``HOST:PORT``; a port of 0 takes a free one; ``tls`` encrypts both sides.
 
         Raises:
           UsageError: An address beyond this machine, and the server has no token.
@@ -78,11 +97,22 @@ class HttpFront:
             raise UsageError(
                 f"nobody can listen at {address} ({error.strerror or error}); use another port"
             ) from None
+        self._tls_to_server: ssl.SSLContext | None = None
+        if tls is not None:
+            self._http.socket = tls.wrap_socket(
+                self._http.socket, server_side=True, do_handshake_on_connect=False
+            )
+            if not server.listener.address.startswith("unix:"):
+                # This process itself listens there: its certificate proves nothing more.
+                self._tls_to_server = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                self._tls_to_server.check_hostname = False
+                self._tls_to_server.verify_mode = ssl.CERT_NONE
         port = self._http.server_address[1]
-        self.address = f"{host}:{port}"
-        self._hosts = {f"{name}:{port}" for name in (host, *LOOPBACK)}
-        if port == http.client.HTTP_PORT:
-            self._hosts |= {host, *LOOPBACK}
+        names = [f"[{name}]" if ":" in name else name for name in (host, *LOOPBACK)]
+        self.address = f"{names[0]}:{port}"
+        self._hosts = {f"{name}:{port}" for name in names}
+        if port == (http.client.HTTP_PORT if tls is None else http.client.HTTPS_PORT):
+            self._hosts |= {*names}
         self._is_local = host in LOOPBACK
         self._thread = threading.Thread(target=self._http.serve_forever, name="http", daemon=True)
         self._thread.start()
@@ -131,7 +161,8 @@ class HttpFront:
                 oldest = self._sessions.popitem(last=False)[1]
         if oldest is not None:
             oldest.close()
-        return Client(self._server.listener.address, self._server.listener.token), True
+        listener = self._server.listener
+        return Client(listener.address, listener.token, tls=self._tls_to_server), True
 
     def _give_back(self, session: str | None, client: Client) -> None:
         gone = []
@@ -171,13 +202,13 @@ class HttpFront:
         zeros = {name: np.zeros(x.shape[1:], x.dtype).tolist() for name, x in parts.items()}
         return zeros[""] if zeros.keys() == {""} else zeros
 
-    def is_allowed(self, host: str | None, authorization: str | None) -> bool:
-        """Tell whether a request names this host, and the token if there is one."""
+    def is_allowed(self, host: str | None, authorization: str | None, needs_token: bool) -> bool:
+        """Tell whether a request names this host, and the token if it needs one."""
         if self._is_local and host not in self._hosts:
             return False  # a page of another site, whose name now points to this machine
         token = self._server.listener.token
         given = (authorization or "").removeprefix("Bearer ")
-        return not token or hmac.compare_digest(given.encode(), token.encode())
+        return not (needs_token and token) or hmac.compare_digest(given.encode(), token.encode())
 
     def close(self) -> None:
         """Stop listening."""
@@ -239,6 +270,32 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 256
     """Connections that wait to be accepted; beyond them some are reset."""
 
+    def __init__(self, address: tuple[str, int], handler: type) -> None:
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        self._free = threading.Semaphore(MOST_THREADS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        with contextlib.suppress(OSError):
+            request.setblocking(False)
+            request.send(BUSY)
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing of a client that is gone, or does not speak TLS."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
 
 class _Handler(BaseHTTPRequestHandler):
     front: HttpFront
@@ -247,7 +304,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         front = self.front
-        if not self._is_allowed():
+        if not self._is_allowed(needs_token=self.path != "/"):
             return
         answers = {
             "/": lambda: (PAGE, "text/html"),
@@ -284,9 +341,9 @@ class _Handler(BaseHTTPRequestHandler):
         except (ConnectionError, OSError) as error:
             self._send(503, {"error": str(error)})
 
-    def _is_allowed(self) -> bool:
+    def _is_allowed(self, *, needs_token: bool = True) -> bool:
         headers = self.headers
-        if self.front.is_allowed(headers.get("Host"), headers.get("Authorization")):
+        if self.front.is_allowed(headers.get("Host"), headers.get("Authorization"), needs_token):
             return True
         self.close_connection = True
         self._send(403, {"error": "wrong Host or token"})

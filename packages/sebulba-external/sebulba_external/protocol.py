@@ -9,6 +9,7 @@ external.md`` lists the messages.
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 from typing import Any
 
@@ -17,6 +18,12 @@ import numpy as np
 
 VERSION = 1
 """Version of the protocol; another one is refused."""
+FIRST, TERMINATED, TRUNCATED = 1, 2, 4
+"""Flags of a row that a client played."""
+MOST_ROWS = 256
+"""Of one message."""
+MOST_STREAMS = 256
+"""Of one client that acts itself."""
 LENGTH = struct.Struct("!I")
 SPARE_BYTES = 1024
 """What a frame may have beside the bytes of its arrays and their names."""
@@ -34,14 +41,20 @@ def pack(message: dict[str, Any]) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def unpack(body: bytes | memoryview) -> dict[str, Any]:
+def unpack(body: bytes | memoryview, *, longest: int = 1024) -> dict[str, Any]:
     """Return the message of a frame without its length.
+
+    Args:
+      body: The frame.
+      longest: Most elements of a map or an array.
 
     Raises:
       ProtocolError: It is not one map with a string ``type``, or has extension types.
     """
     try:
-        message = msgpack.unpackb(body, ext_hook=_refuse, max_map_len=1024, max_array_len=1024)
+        message = msgpack.unpackb(
+            body, ext_hook=_refuse, max_map_len=longest, max_array_len=longest
+        )
     except Exception as error:
         raise ProtocolError(f"a frame is not valid msgpack: {error}") from None
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
@@ -54,7 +67,7 @@ def _refuse(code: int, data: bytes) -> Any:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Return the two of ``HOST:PORT``.
+    """Return the two of ``HOST:PORT``, or of ``[HOST]:PORT`` for IPv6.
 
     Raises:
       ProtocolError: It is something else.
@@ -72,30 +85,36 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def connect(address: str) -> socket.socket:
-    """Return a connection to ``unix:PATH`` or ``HOST:PORT``."""
+def connect(
+    address: str, tls: ssl.SSLContext | None = None, timeout_s: float | None = None
+) -> socket.socket:
+    """Return a connection to ``unix:PATH`` or ``HOST:PORT``, encrypted if ``tls`` says how."""
     if address.startswith("unix:"):
         connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(timeout_s)
         try:
             connection.connect(address.removeprefix("unix:"))
         except BaseException:
             connection.close()
             raise
         return connection
-    connection = socket.create_connection(host_and_port(address))
+    host, port = host_and_port(address)
+    connection = socket.create_connection((host, port), timeout_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls is not None:
+        return tls.wrap_socket(connection, server_hostname=host)
     return connection
 
 
 def receive(connection: socket.socket) -> dict[str, Any]:
-    """Wait for a message.
+    """Wait for a message of the trainer.
 
     Raises:
       ConnectionError: The other side closed the connection.
       ProtocolError: See ``unpack``.
     """
     (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
-    return unpack(_exactly(connection, length))
+    return unpack(_exactly(connection, length), longest=1 << 20)
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

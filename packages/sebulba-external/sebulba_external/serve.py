@@ -7,6 +7,7 @@ import functools
 import os
 import secrets
 import signal
+import ssl
 import sys
 import threading
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ def main(argv: Sequence[str]) -> int:
             option("--listen", "HOST:PORT or unix:PATH of the protocol", default="127.0.0.1:7770"),
             option("--http", "HOST:PORT of HTTP with JSON", metavar="ADDRESS"),
             option("--token-file", "file of the token; made if it is missing", metavar="FILE"),
+            option("--certificate", "file of a certificate, to encrypt TCP", metavar="FILE"),
+            option("--private-key", "file of its key, if it is another one", metavar="FILE"),
             number("--seats", 64, "most clients at a time"),
             flag("--watch", "take newer policies of the run while it trains"),
             flag("--explore", "sample actions as in training"),
@@ -47,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
     if given.seats not in range(1, MOST_SEATS + 1):
         raise UsageError(f"seats={given.seats} must be from 1 to {MOST_SEATS}; use 64")
     token = "" if given.token_file is None else token_in(Path(given.token_file))
+    tls = tls_of(given.certificate or "", given.private_key or "")
     from sebulba.loops.devices import local_devices
     from sebulba.runs.jax_setup import configure_jax
 
@@ -58,6 +62,7 @@ def main(argv: Sequence[str]) -> int:
                 given.run,
                 given.listen,
                 token=token,
+                tls=tls,
                 num_seats=given.seats,
                 best=given.best,
                 watch=given.watch,
@@ -70,8 +75,8 @@ def main(argv: Sequence[str]) -> int:
         if given.http is not None:
             from sebulba_external.http_front import HttpFront
 
-            front = stack.enter_context(HttpFront(given.http, server))
-            print(f"HTTP at http://{front.address}", flush=True)
+            front = stack.enter_context(HttpFront(given.http, server, tls))
+            print(f"HTTP at http{'s' if tls else ''}://{front.address}", flush=True)
         _wait_for_signal(listener)
     return 0
 
@@ -91,6 +96,27 @@ def token_in(file: Path) -> str:
     if not token:
         raise UsageError(f"--token-file {file} is empty; delete it to have a token made")
     return token
+
+
+def tls_of(certificate: str, private_key: str = "") -> ssl.SSLContext | None:
+    """Return how a server encrypts; None without a certificate.
+
+    Raises:
+      UsageError: A file cannot be read, or they do not fit.
+    """
+    if not certificate:
+        if private_key:
+            raise UsageError(f"private_key={private_key} is that of a certificate; name it, too")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, private_key or None)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"certificate={certificate} cannot be used ({error}); it must be a PEM file with a "
+            "certificate, and its key there or in private_key"
+        ) from None
+    return context
 
 
 def _wait_for_signal(listener: Listener) -> None:
@@ -116,6 +142,7 @@ class PolicyServer:
         address: str,
         *,
         token: str = "",
+        tls: ssl.SSLContext | None = None,
         num_seats: int = 64,
         best: bool = False,
         watch: bool = False,
@@ -128,6 +155,7 @@ class PolicyServer:
           run: As for ``load_policy``.
           address: ``HOST:PORT`` or ``unix:PATH``.
           token: Clients have to say it.
+          tls: With a certificate, to encrypt TCP.
           num_seats: Most clients at a time.
           best: The policy with the highest evaluation return, not the last one.
           watch: Take newer policies as the run writes them.
@@ -136,7 +164,7 @@ class PolicyServer:
         """
         from sebulba.policies.policy import load_policy
         from sebulba.policies.pretrained import folder_of
-        from sebulba_external.desk import Desk
+        from sebulba_external.desk import Acting, Desk
         from sebulba_external.listener import Listener, Watcher
 
         folder = RunFolder(folder_of(run))
@@ -150,8 +178,8 @@ class PolicyServer:
         self.policies_loaded = 1
         step_state = policy.new_state(num_seats).step
         self.desk = Desk(policy.agent, num_seats, step_state, explore=explore)
-        self.desk.networks = policy.acting_networks
-        self.listener = Listener(address, token)
+        self.desk.acting = Acting(self.policies_loaded, policy.acting_networks)
+        self.listener = Listener(address, token, tls)
         self.listener.start(self.desk, Watcher())
         self._watching = threading.Thread(target=self._watch, name="watch", daemon=True)
         if watch:
@@ -166,6 +194,8 @@ class PolicyServer:
         import jax
         import numpy as np
 
+        from sebulba_external.desk import Acting
+
         def shapes(networks: Any) -> Any:
             return jax.tree.map(lambda x: (np.shape(x), str(x.dtype)), networks)
 
@@ -174,13 +204,13 @@ class PolicyServer:
                 continue
             try:
                 networks = self._load().acting_networks
-                if shapes(networks) != shapes(self.desk.networks):
+                if shapes(networks) != shapes(self.desk.acting.networks):
                     raise UsageError("its networks have other shapes; restart the server")
             except Exception as error:  # a policy is exchanged at once: it will not get better
                 print(f"sebulba: warning: kept the older policy: {error}", file=sys.stderr)
             else:
-                self.desk.networks = networks
                 self.policies_loaded += 1
+                self.desk.acting = Acting(self.policies_loaded, networks)
             self._stamp = stamp
 
     def close(self) -> None:
