@@ -401,6 +401,30 @@ class TwoNumbersOfUpdates(Good):
         return 1 + cycle % 2
 
 
+class DrawsByItsOwnKey(Good):
+    """No mistake: each device learns from the half of its environments that its key draws."""
+
+    def new_experience(self, key, networks, run):
+        keys = jax.random.split(key, run.num_envs)
+        return {**super().new_experience(key, networks, run), "keys": keys}
+
+    def experience_spec(self):
+        return {**super().experience_spec(), "keys": P("learner")}
+
+    def update_experience(self, experience, *arguments):
+        new = super().update_experience(experience, *arguments)
+        return {**new, "keys": experience["keys"]}
+
+    def loss(self, networks, opt, experience, key):
+        drawn = jax.random.bernoulli(experience["keys"][0], 0.5, experience["keys"].shape)
+        trajectory = experience["trajectory"]
+        step = trajectory.env_step
+        step = step._replace(obs=step.obs * drawn[None, :, None])
+        given = {**experience, "trajectory": trajectory._replace(env_step=step)}
+        loss, (_, metrics) = super().loss(networks, opt, given, key)
+        return loss, (experience, metrics)
+
+
 class NumpyNoise(Changed):
     def changed_action(self, action, env_step):
         return jnp.where(np.random.random(action.shape) < 0.5, action, 0)

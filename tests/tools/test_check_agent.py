@@ -205,6 +205,13 @@ def test_a_step_that_is_compiled_twice_is_worth_a_note() -> None:
 
 
 @pytest.mark.slow
+def test_devices_may_learn_from_what_keys_of_their_own_draw() -> None:
+    found = [e for e in events("DrawsByItsOwnKey", "devices") if isinstance(e, Finding)]
+    (devices,) = [finding for finding in found if finding.name == "devices"]
+    assert devices.level is Level.OK and "the update draws random numbers" in devices.seen
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "check", "seen"),
     [
