@@ -18,6 +18,7 @@ var peer = StreamPeerTCP.new()
 var bodies = []
 var pictures = []  # of each agent: the one before, and the newest
 var step = 0
+var is_over = false
 var answers_next = ""  # what the trainer waits for: "reset", "step" or nothing
 
 
@@ -77,6 +78,8 @@ func begin_episode():
 
 # Called before each step of the physics: it sees what the step before has done.
 func _iteration(_delta):
+	if is_over:
+		return
 	if answers_next == "reset":
 		send({"type": "reset", "obs": observations()})
 	if answers_next == "step":
@@ -91,9 +94,10 @@ func _iteration(_delta):
 	while answers_next == "":
 		var message = receive()
 		if message == null or message["type"] == "close":
-			return true  # ends the game
+			is_over = true
+			quit()
+			return
 		handle(message)
-	return false
 
 
 func handle(message):
@@ -181,8 +185,8 @@ func receive():
 
 # Waits for so many bytes; null if the trainer is gone.
 func read(size):
-	while peer.get_available_bytes() < size:
-		if peer.get_status() != StreamPeerTCP.STATUS_CONNECTED:
-			return null
+	while peer.get_status() == StreamPeerTCP.STATUS_CONNECTED:
+		if peer.get_available_bytes() >= size:
+			return peer.get_data(size)[1]
 		OS.delay_usec(20)
-	return peer.get_data(size)[1]
+	return null

@@ -59,6 +59,8 @@ def test_a_game_says_what_its_agents_see_and_do(command: str) -> None:
         (vector, _), _, done = game.step([np.int32(0), np.int32(0)])
         assert not done[0]
         assert np.abs(vector[2:]).max() < 0.1
+    assert game._process is not None
+    assert game._process.returncode == 0  # it ended by itself
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

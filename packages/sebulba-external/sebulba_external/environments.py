@@ -126,7 +126,7 @@ def _game(options: GodotOptions) -> tuple[EnvSpec, int]:
     from sebulba_external.protocol import ProtocolError
 
     try:
-        with Game(options.game) as game:
+        with Game(options.game, is_quiet=True) as game:
             names, observations, actions = game.policies, game.observations, game.actions
     except (ProtocolError, OSError, ValueError, KeyError, IndexError) as error:
         raise UsageError(f"game={options.game!r} cannot be played: {error}") from None

@@ -40,7 +40,13 @@ class Game:
     """The trainer's end of the dialect: one process of a game, with one or many agents."""
 
     def __init__(
-        self, command: str = "", *, port: int = 0, seed: int = 0, timeout_s: float = 60.0
+        self,
+        command: str = "",
+        *,
+        port: int = 0,
+        seed: int = 0,
+        timeout_s: float = 60.0,
+        is_quiet: bool = False,
     ) -> None:
         """Listen, start the game, and ask it for its agents.
 
@@ -50,6 +56,7 @@ class Game:
           port: Of this machine; 0 takes a free one.
           seed: For the command.
           timeout_s: Longest wait for the game to connect, and for each of its answers.
+          is_quiet: Hide what the game prints.
 
         Raises:
           ProtocolError: It breaks the dialect, or has spaces that agents cannot take.
@@ -61,8 +68,9 @@ class Game:
             listener.settimeout(timeout_s)
             if command:
                 filled = command.format(port=listener.getsockname()[1], seed=seed)
+                output = subprocess.DEVNULL if is_quiet else None
                 self._process = subprocess.Popen(
-                    shlex.split(filled), stdin=subprocess.DEVNULL, start_new_session=False
+                    shlex.split(filled), stdin=subprocess.DEVNULL, stdout=output, stderr=output
                 )
             try:
                 self._connection, _ = listener.accept()
