@@ -46,10 +46,11 @@ def by_name(value: Any, names: Collection[str], what: str) -> Mapping[str, Any]:
 def own_array(value: Any, what: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Return a copy of ``value`` in this dtype, which nobody writes again.
 
-    Numbers that are too large for it become infinite.
+    Floats that are too large for it become infinite.
 
     Raises:
-      EnvError: It is no array of this shape that can be cast without loss of its kind.
+      EnvError: It is no array of this shape that can be cast without loss of its kind, or has
+        integers that are too large.
     """
     try:
         array = np.array(value, order="C")
@@ -61,7 +62,10 @@ def own_array(value: Any, what: str, shape: tuple[int, ...], dtype: np.dtype) ->
                 return array
             if np.can_cast(array.dtype, dtype, "same_kind"):
                 with np.errstate(over="ignore"):
-                    return array.astype(dtype)
+                    cast = array.astype(dtype)
+                if dtype.kind == "f" or np.array_equal(cast, array):
+                    return cast
+                raise EnvError(f"{what} has integers beyond the {dtype} that JAX uses; scale it")
         got = f"shape {array.shape} and dtype {array.dtype}"
     raise EnvError(f"{what} must be an array of shape {shape} and dtype {dtype}; got {got}")
 

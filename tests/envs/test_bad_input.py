@@ -476,6 +476,25 @@ def test_flags_and_rewards_may_be_arrays_without_dimensions(make):
     assert output.reward.tolist() == [1.0] and not output.terminated.any()
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_integers_beyond_32_bits_do_not_wrap(dtype):
+    whole = np.iinfo(dtype)
+
+    class Wide(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(whole.min, whole.max, (2,), dtype)
+        action_space = gymnasium.spaces.Discrete(2)
+        largest = 2**31 - 1
+
+        def reset(self, *, seed=None, options=None):
+            return np.array([3, self.largest], dtype), {}
+
+    env = make_env_factory(Wide)(1, [0])
+    assert env.reset().obs.tolist() == [[3, 2**31 - 1]]
+    Wide.largest = 2**40 + 5
+    with pytest.raises(EnvError, match=r"integers beyond the u?int32"):
+        env.reset()
+
+
 def test_more_workers_than_files_may_be_opened_are_refused_with_the_remedy(monkeypatch):
     monkeypatch.setattr("resource.getrlimit", lambda which: (150, 150))
     factory = make_env_factory("CartPole-v1", backend="gymnasium", vectorization="async")

@@ -272,7 +272,7 @@ def test_a_token_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     file.write_text("")
     with pytest.raises(sebulba.UsageError, match="is empty"):
         serve.token_in(file)
-    for wrong in (tmp_path / "none/token", tmp_path):
+    for wrong in (tmp_path / "none/token", tmp_path, Path("/dev/zero")):
         with pytest.raises(sebulba.UsageError, match=r"--token-file .* cannot be used"):
             serve.token_in(wrong)
 

@@ -15,6 +15,7 @@ from sebulba.commands import cli
 from sebulba.errors import CheckpointError
 from sebulba.metrics.plots import read_records
 from sebulba.metrics.writers import JsonLinesWriter
+from sebulba.support.files import whole
 from tests.faults.children import Child, newest_whole
 from tests.faults.test_resume_exactness import Waiting, numbers
 from tests.runs.test_cli import ONE_DEVICE, SMALL
@@ -112,6 +113,13 @@ def test_a_folder_that_cannot_be_made_is_said_by_name(in_the_way, tmp_path, caps
     file.write_text("a file")
     assert train(tmp_path / "run") == cli.EXIT_CHECKPOINT
     assert str(file) in capsys.readouterr().err
+
+
+def test_of_a_file_that_does_not_fit_no_part_is_left(tmp_path):
+    with pytest.raises(OSError, match="No space"), whole(tmp_path / "file") as part:
+        part.write_text("half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert not list(tmp_path.iterdir())
 
 
 class SmallDisk:

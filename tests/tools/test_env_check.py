@@ -228,6 +228,7 @@ def test_the_command_prints_a_line_a_finding_and_writes_json(capsys, tmp_path):
         (["CartPole-v9"], "not an id of envpool or gymnasium"),
         (["CartPole-v1", "--timeout", "0"], "must be a positive number of seconds"),
         (["CartPole-v1", "--json", "/nowhere/x.json"], "in a folder that does not exist"),
+        (["CartPole-v1", "--json", f"{'x' * 5000}/x.json"], "in a folder that does not exist"),
         ([], "required"),
     ],
 )
