@@ -23,8 +23,8 @@ PUBLISHED = {
     "ns3::ThreeLogDistancePropagationLossModel": (38.615577697753906,),
     "ns3::RangePropagationLossModel": (113.4678726196289,),
 }
-"""At 15 dBm, of test2. Its other models are random, do not depend on the power, or depend on heights
-that were not published (TwoRayGround)."""
+"""At 15 dBm, of test2. Its other models are random, do not depend on the power, or depend on
+heights that were not published (TwoRayGround)."""
 
 
 def sinrs(power: float, num_rows: int, **options) -> list[float]:
