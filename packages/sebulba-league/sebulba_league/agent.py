@@ -167,7 +167,8 @@ class LeagueAgent(Agent[LeagueConfig]):
         self.updates_in_one_program = self.learner.updates_in_one_program
 
     def _anchor(self, name: str) -> MultiAgent:
-        strategy, spec = self.config.anchors[name], self._seat.groups[self.group].spec
+        strategy: Any = self.config.anchors[name]
+        spec = self._seat.groups[self.group].spec
         if strategy == RANDOM:
             strategy = functools.partial(any_legal, spec)
         elif isinstance(strategy, str) and is_attribute(strategy):

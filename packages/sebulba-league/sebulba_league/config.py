@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from sebulba.agents.configs import MultiAgentConfig
 from sebulba.errors import UsageError, shown
@@ -48,7 +48,7 @@ class LeagueConfig(MultiAgentConfig):
     """Lanes with a snapshot in the other seats."""
     mirrors: int = 2
     """Lanes in which the learner plays against itself."""
-    anchors: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    anchors: dict[str, str] = dataclasses.field(default_factory=dict)
     """Fixed opponents by name, each with a lane: legal-random, the folder of a policy, or
     module:attribute of a function of JAX, (obs, key) -> action; in Python also such a function."""
     payoff_games: int = 1000

@@ -17,11 +17,11 @@ def in_league(config: ExperimentConfig, **fields: Any) -> ExperimentConfig:
     """Return an experiment with self-play whose learner meets snapshots of itself.
 
     Args:
-      config: All seats of its game share a policy.
+      config: Of a game of envpool, whose seats share a policy.
       **fields: Of ``LeagueConfig``.
     """
     agent = config.agent
-    agents = agent.agents if isinstance(agent, MultiAgentConfig) else {"*": agent}
+    agents = agent.agents if isinstance(agent, MultiAgentConfig) else {"player": agent}
     return dataclasses.replace(config, agent=LeagueConfig(agents, **fields))
 
 

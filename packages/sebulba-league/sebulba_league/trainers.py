@@ -219,7 +219,7 @@ class League(_Nested):
                     f"League needs a history, which {type(inner).__name__} has not; put a SelfPlay "
                     "between: League(SelfPlay(Rollout(...)))"
                 )
-            return dataclasses.replace(config, matchmaker=matchmaker, anchors=anchors or {})
+            return dataclasses.replace(config, matchmaker=matchmaker, anchors=dict(anchors or {}))
 
         self.wrap(change)
 
