@@ -144,7 +144,7 @@ class Server:
 
     def __enter__(self) -> Server:
         self.service = Service()
-        self._server = grpc.server(futures.ThreadPoolExecutor(16))
+        self._server = grpc.server(futures.ThreadPoolExecutor(64))
         dm_env_rpc_pb2_grpc.add_EnvironmentServicer_to_server(self.service, self._server)
         credentials = grpc.local_server_credentials()
         port = self._server.add_secure_port("localhost:0", credentials)

@@ -19,6 +19,7 @@ from dm_env_rpc.v1 import compliance, connection, dm_env_rpc_pb2, tensor_utils
 from sebulba_external.dm_env import DmEnvRpc, _action_space, _by_name, _space
 
 from tests.external.dm_server import STEPS, Server
+from tests.external.telling import ONE
 
 SEED = '{"seed": 3}'
 
@@ -153,7 +154,7 @@ def test_a_world_trains(server: Server) -> None:
         "external:dm_env_rpc", address=server.address, settings=SEED, seed_setting="seed"
     )
     agent = Impala(sebulba.env_spec(make), ImpalaConfig(learning_rate=5e-3))
-    with sebulba.GymnasiumLoop(make, agent, num_envs=8, num_inferencers_per_device=1) as loop:
+    with sebulba.GymnasiumLoop(make, agent, num_envs=8, **ONE) as loop:
         result = loop.train(total_env_steps=16_000, steps_per_cycle=32)
     assert result.metrics["episode_return_mean"] > 0.8
     assert not server.service.worlds
