@@ -26,7 +26,7 @@ MINUTES ?= 20
 # Every interpreter has its own environment, so that they do not take turns to rebuild one.
 VENV := $(if $(filter python3,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
-PACKAGES := $(addprefix packages/sebulba-,networks external sweep league offline board pqn)
+PACKAGES := $(addprefix packages/sebulba-,networks external sweep league offline board pqn sets)
 FAULTS := tests/faults/results
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 IN_PARALLEL := --numprocesses auto --maxprocesses 4 --dist worksteal

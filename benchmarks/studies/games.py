@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sebulba.envs import make_env_factory
-from sebulba.envs.multi.envpool_games import MASK, PLAYER
+from sebulba.envs.multi.envpool_games import BEGAN, MASK, PLAYER
 from sebulba.envs.tree import OBSERVATION
 from sebulba.loops.evaluation import evaluate
 from sebulba.policies.policy import Policy, load_policy
@@ -150,8 +150,9 @@ LEDUC = Poker(
     lambda hand, seat: (hand.cards[seat], hand.cards[2] if hand.round else None, hand.history),
 )
 
-Probabilities = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Of actions ``[N, A]``, given observations ``[N, ...]`` and masks of legal ones ``[N, A]``."""
+Probabilities = Callable[[dict[str, np.ndarray]], np.ndarray]
+"""Of actions ``[N, A]``, given parts of the observation ``[N, ...]``, masks of legal ones among
+them."""
 
 
 def nash_conv(game: Poker, probabilities: Probabilities) -> float:
@@ -174,7 +175,9 @@ def _chances(game: Poker, probabilities: Probabilities) -> dict[tuple, np.ndarra
     mask = np.zeros((len(hands), game.num_actions), np.int8)
     for row, hand in zip(mask, hands.values(), strict=True):
         row[list(game.legal(hand))] = 1
-    return dict(zip(hands, probabilities(observed, mask).astype(np.float64), strict=True))
+    began = np.array([[hand.mover == 0] for hand in hands.values()], np.int8)
+    chances = probabilities({OBSERVATION: observed, MASK: mask, BEGAN: began})
+    return dict(zip(hands, chances.astype(np.float64), strict=True))
 
 
 def _best_reply(
@@ -356,7 +359,8 @@ def worth_of_words(policy: Policy, *, num_episodes: int = 512) -> float:
 
 
 def _of_policy(policy: Policy) -> Probabilities:
-    return lambda obs, mask: policy.distribution({OBSERVATION: obs, MASK: mask})
+    known: Any = policy.spec.observation_space
+    return lambda obs: policy.distribution({name: obs[name] for name in known})
 
 
 EXAMS: dict[str, Callable[[Policy], float]] = {

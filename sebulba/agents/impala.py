@@ -25,6 +25,7 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
 
     def check_run(self, run: RunSpec) -> None:
         """Check that minibatches are of one size."""
+        super().check_run(run)
         check_minibatches(self.config.minibatches, run)
 
     def loss(self, networks: PyTree, opt: PyTree, experience: Experience, key: jax.Array) -> Loss:
@@ -59,7 +60,7 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
         value_error = targets.value_target - output.value[:-1]
         value_loss = 0.5 * masked_mean(jnp.square(value_error), step.valid)
         entropy = masked_mean(self.entropy(params, trajectory.extras.raw), step.valid)
-        loss, metrics = self.total_loss(policy_loss, value_loss, entropy, row.obs)
+        loss, metrics = self.total_loss(policy_loss, value_loss, entropy, row.obs, opt)
         return loss, (experience, metrics | {"rho_mean": masked_mean(rho, step.valid)})
 
     def _minibatch(self, experience: Experience, key: jax.Array) -> tuple[Trajectory, PyTree]:

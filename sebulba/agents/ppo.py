@@ -1,4 +1,9 @@
-"""PPO: several epochs of clipped updates a trajectory (Schulman et al. 2017, arXiv 1707.06347)."""
+"""PPO: several epochs of clipped updates a trajectory (Schulman et al. 2017, arXiv 1707.06347).
+
+With ``kl_coefficient`` it is magnetic mirror descent (Sokota et al. 2023, arXiv 2206.05825): an
+update maximises ``E[advantage] - alpha KL(pi, magnet) - KL(pi, pi_t) / eta``, and its last policy
+nears an equilibrium of a zero-sum game that it plays with itself.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, Loss
@@ -43,6 +49,17 @@ class Batch(NamedTuple):
     """Generalized advantage estimate; with ``value`` added, the target of the value."""
     valid: jax.Array
     """Bool; the other transitions have weight 0."""
+    params: PyTree = ()
+    """Parameters of the policy when the trajectory arrived, with a ``kl_coefficient``."""
+
+
+class MagnetOpt(NamedTuple):
+    """State of an optimizer with a magnet that moves."""
+
+    optimizer: PyTree
+    """That of the networks."""
+    magnet: PyTree
+    """Networks, laid out as those that learn."""
 
 
 class PPOExperience(NamedTuple):
@@ -67,17 +84,32 @@ class PPO(OnPolicyAgent[PPOConfig]):
 
     def check_run(self, run: RunSpec) -> None:
         """Check that minibatches are of one size."""
+        super().check_run(run)
         check_minibatches(self.config.minibatches, run, of_steps=not self.config.lstm_size)
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
         return self.config.epochs * self.config.minibatches
 
+    def new_opt(self, networks: PyTree) -> PyTree:
+        opt = super().new_opt(networks)
+        return MagnetOpt(opt, jax.tree.map(jnp.copy, networks)) if self.config.magnet_rate else opt
+
+    def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
+        """Take a step, after which the magnet follows."""
+        if not isinstance(opt, MagnetOpt):
+            return super().optimize(networks, opt, grads)
+        networks, optimizer = super().optimize(networks, opt.optimizer, grads)
+        magnet = optax.incremental_update(networks, opt.magnet, self.config.magnet_rate)
+        return networks, MagnetOpt(optimizer, magnet)
+
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PPOExperience:
         base: Experience = super().new_experience(key, networks, run)
         no_value = jnp.zeros((run.steps_per_cycle + 1, run.num_envs), jnp.float32)
+        num_params = self.distribution.num_params + self.distribution.num_free_params
+        no_params = jnp.zeros((*no_value.shape, num_params), jnp.float32)
         columns = run.num_envs * (1 if self.config.lstm_size else run.steps_per_cycle)
         return PPOExperience(
-            batch=self._batch(base.trajectory, no_value, no_value),
+            batch=self._batch(base.trajectory, no_value, no_value, no_params),
             core=base.core,
             statistics=base.statistics,
             order=jnp.zeros(columns, jnp.int32),
@@ -107,16 +139,20 @@ class PPO(OnPolicyAgent[PPOConfig]):
         )
         output = self.evaluate_rows(networks, newest.trajectory.env_step, newest.core)
         return experience._replace(
-            batch=self._batch(newest.trajectory, output.value, output.final_value),
+            batch=self._batch(newest.trajectory, output.value, output.final_value, output.params),
             core=newest.core,
             statistics=newest.statistics,
             minibatch=jnp.int32(0),
         )
 
     def _batch(
-        self, trajectory: Trajectory, value: jax.Array, final_value: jax.Array | tuple[()]
+        self,
+        trajectory: Trajectory,
+        value: jax.Array,
+        final_value: jax.Array | tuple[()],
+        params: jax.Array,
     ) -> Batch:
-        """Return the transitions of a trajectory, given the values of its rows ``[T+1, B]``."""
+        """Return the transitions, given values and policies of all rows, ``[T+1, B, ...]``."""
         config, row = self.config, trajectory.env_step
         step = transitions(trajectory, config.discount, config.reward_scale, final_value)
         kernel = functools.partial(gae, trace_decay=config.trace_decay)
@@ -128,6 +164,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
             value=value[:-1],
             advantage=jax.vmap(kernel, in_axes=1, out_axes=1)(value, step),
             valid=step.valid,
+            params=params[:-1] if config.kl_coefficient else (),
         )
 
     def loss(
@@ -143,7 +180,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
         size = order.shape[0] // self.config.minibatches
         chosen = jax.lax.dynamic_slice(order, (number * size,), (size,))
         core, batch = self._minibatch(experience, chosen)
-        loss, metrics = self._loss(networks, core, batch)
+        loss, metrics = self._loss(networks, opt, core, batch)
         number = (number + 1) % self.config.minibatches
         return loss, (experience._replace(order=order, minibatch=number), metrics)
 
@@ -163,7 +200,9 @@ class PPO(OnPolicyAgent[PPOConfig]):
         core = jax.tree.map(functools.partial(take, axis=0), experience.core)
         return core, jax.tree.map(functools.partial(take, axis=1), batch)
 
-    def _loss(self, networks: PyTree, core: PyTree, batch: Batch) -> tuple[jax.Array, Metrics]:
+    def _loss(
+        self, networks: PyTree, opt: PyTree, core: PyTree, batch: Batch
+    ) -> tuple[jax.Array, Metrics]:
         """Return the negative of equation 9, to be minimised, and metrics."""
         config = self.config
         output = self.evaluate(networks, batch.obs, core, batch.is_first)
@@ -186,9 +225,17 @@ class PPO(OnPolicyAgent[PPOConfig]):
         policy_loss = masked_mean(-gain, batch.valid)
         value_loss = 0.5 * masked_mean(square, batch.valid)
         entropy = masked_mean(self.entropy(output.params, batch.raw), batch.valid)
-        loss, metrics = self.total_loss(policy_loss, value_loss, entropy, batch.obs)
+        bonus = entropy
+        if isinstance(opt, MagnetOpt):
+            magnet = self.evaluate(opt.magnet, batch.obs, core, batch.is_first)
+            bonus = -masked_mean(self.distribution.kl(output.params, magnet.params), batch.valid)
+        if config.kl_coefficient:
+            moved = self.distribution.kl(output.params, batch.params)
+            policy_loss += config.kl_coefficient * masked_mean(moved, batch.valid)
+        loss, metrics = self.total_loss(policy_loss, value_loss, bonus, batch.obs, opt)
         outside = jnp.abs(ratio - 1.0) > config.ratio_clip
         return loss, metrics | {
+            "entropy": entropy,
             # Schulman 2020, "Approximating KL Divergence": unbiased and never negative.
             "approx_kl": masked_mean(ratio - 1.0 - log_ratio, batch.valid),
             "clip_fraction": masked_mean(outside.astype(jnp.float32), batch.valid),

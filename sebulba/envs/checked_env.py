@@ -57,6 +57,8 @@ class CheckedEnv(gymnasium.Env):
         self._has_ended = False
         self.given_state = b""
         """What ``saved`` returned, set before ``restored`` is called."""
+        self.reset_options: dict | None = None
+        """Options of every reset that is given none, such as that after an episode."""
         self._resets_next = False  # it was put back where its vector would reset it next
         self._fault_of_copies: str | None = None  # None until it is known
         env = make_env()
@@ -81,7 +83,7 @@ class CheckedEnv(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         """Reset; raise EnvError unless ``(observation, info)`` comes back."""
         self._has_ended = self._resets_next = False
-        result = self._call(self.env.reset, seed=seed, options=options)
+        result = self._call(self.env.reset, seed=seed, options=options or self.reset_options)
         try:
             obs, _ = parts_of(result, RESET, "reset")
             return self._check_obs(obs, "obs of reset"), {}

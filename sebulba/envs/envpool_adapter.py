@@ -18,7 +18,7 @@ import numpy as np
 
 from sebulba.envs.envpool_families import check_family, import_envpool
 from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter, is_cooperative
-from sebulba.envs.multi.envpool_games import GameAdapter, game_spec, is_game
+from sebulba.envs.multi.envpool_games import SHOW_BEGINNER, GameAdapter, game_spec, is_game
 from sebulba.envs.observation_parts import LegalActions
 from sebulba.envs.option_checks import check_like, check_option_names
 from sebulba.envs.pool import PoolAdapter, scattered
@@ -319,14 +319,14 @@ def _check_one_player(config: dict, name: str) -> None:
         )
 
 
-def adapt_pool(pool: Any, name: str) -> EnvAdapter:
-    """Return the adapter of a pool, of one player or many.
+def adapt_pool(pool: Any, name: str, show_beginner: bool = False) -> EnvAdapter:
+    """Return the adapter of a pool, of one player or many, who see who began if they are to.
 
     Raises:
       UsageError: ``pool`` cannot be adapted.
     """
     if is_game(pool.config, pool.spec):
-        return GameAdapter(pool, name)
+        return GameAdapter(pool, name, show_beginner)
     adapter = EnvpoolAdapter(pool, name=name)
     many = CooperativeAdapter(adapter, name) if is_cooperative(name) else None
     return many or adapter  # type: ignore[return-value]
@@ -391,7 +391,9 @@ def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
             # Families look for files and system libraries here; each raises errors of its own.
             raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
     defaults = spec.config._asdict()
-    if not is_game(defaults, spec):
+    if is_game(defaults, spec):
+        defaults[SHOW_BEGINNER] = False
+    else:
         _check_one_player(defaults, env_id)
     for name in options:
         if name in _OURS:
@@ -472,6 +474,7 @@ def make_envpool(
     envpool = import_envpool()
 
     seeds = check_seeds(seeds, num_envs)
+    own = {name: value for name, value in options.items() if name != SHOW_BEGINNER}
     with warnings.catch_warnings(action="ignore"):
         # Spaces warn of lost precision when they are made.
         try:
@@ -481,8 +484,8 @@ def make_envpool(
                 num_envs=num_envs,
                 num_threads=min(num_threads, num_envs),
                 seed=list(seeds),
-                **options,
+                **own,
             )
         except Exception as error:
             raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
-        return adapt_pool(pool, env_id)
+        return adapt_pool(pool, env_id, options.get(SHOW_BEGINNER, False))

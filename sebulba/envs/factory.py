@@ -232,7 +232,9 @@ def make_env_factory(
     if isinstance(env, str) and library_of(env):
         return _jax_factory(functools.partial(make_library_env, env, options), env, own)
     if isinstance(env, str) and is_pettingzoo_id(env):
-        return _pettingzoo_factory(env, own, options)
+        check_pettingzoo_id(env)
+        _check_fits(own, env, backend=True, threads=True)
+        return _single_factory(functools.partial(make_pettingzoo, env, options), env, own)
     if isinstance(env, str) and not _names_attribute(env):
         return _factory_of_id(env, own, options)
     return _factory_of_callable(_load(env) if isinstance(env, str) else env, env, own, options)
@@ -580,12 +582,6 @@ def _package_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Fa
         num_threads=parts.num_threads,
         own=own,
     )
-
-
-def _pettingzoo_factory(env: str, own: _OwnOptions, options: dict[str, Any]) -> _Factory:
-    check_pettingzoo_id(env)
-    _check_fits(own, env, backend=True, threads=True)
-    return _single_factory(functools.partial(make_pettingzoo, env, options), env, own)
 
 
 def _jax_maker(

@@ -166,6 +166,12 @@ class GymnasiumAdapter:
         self._legal.look(self.spec, obs, ends & ~is_first)
         return EnvOutput(obs, reward, terminated, truncated, is_first, reward, ends, final)
 
+    def use_reset_options(self, options: dict) -> None:
+        """Give ``options`` to every reset of single environments from now on."""
+        self._check_open()
+        with self._worker_errors():
+            self._vector_env.set_attr("reset_options", [options] * self.num_envs)  # type: ignore[attr-defined]
+
     def fused(self) -> FusedEnv | str:
         return "a Gymnasium environment is Python code, not JAX functions"
 

@@ -133,6 +133,11 @@ class JaxAdapter:
         del inside, obs
         return ()
 
+    def _reset_keys(self, state: JaxEnvState, keys: jax.Array) -> jax.Array:
+        """Return the key with which each environment would begin an episode, given new ones."""
+        del state
+        return keys
+
     def _inside_space(self, state: JaxEnvState, action: PyTree) -> tuple[PyTree, jax.Array]:
         """Return actions that the environments can take, and how many were not so."""
         del state
@@ -179,7 +184,9 @@ class JaxAdapter:
         # A reset costs nothing while no episode ends, which a map over a condition would not give.
         obs, inside = cond_on_cpu(
             ended.any(),
-            lambda: _where(ended, jax.vmap(self._reset_one)(keys), (obs, inside)),
+            lambda: _where(
+                ended, jax.vmap(self._reset_one)(self._reset_keys(state, keys)), (obs, inside)
+            ),
             lambda: (obs, inside),
         )
         agents, output = self._output(state, inside, obs, reward, tuple(ends))

@@ -65,6 +65,11 @@ class PolicyView(View):
         return policy_row(self._env.spec, output)
 
 
+def as_played(env: EnvAdapter) -> EnvAdapter:
+    """Return ``env`` as a policy plays it outside of training, if it has a method ``as_played``."""
+    return as_policy_sees(env.as_played() if hasattr(env, "as_played") else env)
+
+
 def as_policy_sees(env: EnvAdapter) -> EnvAdapter:
     """Return ``env`` without parts that are ``eval_only``; itself where there are none."""
     return PolicyView(env) if getattr(env.spec, "eval_only", ()) else env  # type: ignore[return-value]

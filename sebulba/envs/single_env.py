@@ -9,7 +9,7 @@ import gymnasium
 import jax
 import numpy as np
 
-from sebulba.envs.policy_view import as_policy_sees
+from sebulba.envs.policy_view import as_played
 from sebulba.errors import UsageError, shown
 from sebulba.types import EnvAdapter, EnvFactory, EnvOutput, FinalObs, MultiAgentSpec, PyTree
 
@@ -150,7 +150,7 @@ class SingleEnv(gymnasium.Env):
             screen.__exit__(None, None, None)
 
     def _made(self, seed: int) -> EnvAdapter:
-        return as_policy_sees(self._factory(1, [seed]))
+        return as_played(self._factory(1, [seed]))
 
     def _open(self) -> Any:
         if self._adapter is None:

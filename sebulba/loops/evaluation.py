@@ -16,7 +16,7 @@ import numpy as np
 
 from sebulba.agent import Agent
 from sebulba.envs import make_env_factory, seed_block
-from sebulba.envs.policy_view import as_policy_sees
+from sebulba.envs.policy_view import as_played
 from sebulba.errors import UsageError, is_env_failure, text_of
 from sebulba.inference.cycle import env_step_of, info_columns
 from sebulba.inference.env_thread import CallingThread, EnvThread
@@ -213,7 +213,7 @@ def evaluate(
     quota = _quota(num_episodes, num_envs)
     at_least(1, "max_episode_steps", max_episode_steps)
     seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=len(quota))
-    adapter = as_policy_sees(make_env_factory(env)(len(quota), seeds))
+    adapter = as_played(make_env_factory(env)(len(quota), seeds))
     try:
         check_spaces(policy, adapter)
         tally = _Tally(quota, max_episode_steps, adapter.spec)
@@ -290,7 +290,7 @@ class EvaluationPlayer:
 
     def _make_envs(self) -> None:
         seeds = evaluation_seeds(self._seed, len(self._quota), self.env_restarts)
-        self._adapter = as_policy_sees(self._factory(len(self._quota), seeds))
+        self._adapter = as_played(self._factory(len(self._quota), seeds))
         try:
             check_spaces(self._policy, self._adapter)
         except UsageError:

@@ -80,6 +80,8 @@ class Records:
             }
             self._readings = readings
             more = {"total_cycles": self._session.target, **shares}
+            envs = [inferencer.env for inferencer in self._session.inferencers]
+            more |= getattr(type(envs[0]), "metrics_of", lambda envs: {})(envs)
             more |= self._places.figures(elapsed_s, self._session.counters.policy_version)
             record = self.window.close(
                 metrics, self._session.episodes, more | self._evaluations.pop()

@@ -43,7 +43,12 @@ WRITERS = Group("sebulba.writers", "the writer")
 _NETWORKS, _EXTERNAL, _LEAGUE = "sebulba-networks", "sebulba-external", "sebulba-league"
 _OFFLINE = "sebulba-offline"
 _APART = {
-    ENVIRONMENTS: {"sebulba": _NETWORKS, "networked": _NETWORKS, "external": _EXTERNAL},
+    ENVIRONMENTS: {
+        "sebulba": _NETWORKS,
+        "networked": _NETWORKS,
+        "external": _EXTERNAL,
+        "sets": "sebulba-sets",
+    },
     PRESETS: {
         **{f"congestion-{agent}": _NETWORKS for agent in ("ppo", "impala", "sac", "ddpg")},
         "shared-bottleneck-ppo": _NETWORKS,

@@ -17,7 +17,7 @@ from sebulba.envs import make_env_factory, seed_block
 from sebulba.envs.factory import has_gymnasium_id
 from sebulba.envs.jax_libraries import library_of
 from sebulba.envs.packages import VectorKind, is_package_id, package_env
-from sebulba.envs.policy_view import as_policy_sees
+from sebulba.envs.policy_view import as_played
 from sebulba.errors import UsageError, text_of
 from sebulba.inference.cycle import env_step_of, info_columns
 from sebulba.loops.evaluation import check_spaces, mean_of_slots
@@ -118,7 +118,7 @@ class Stage(contextlib.AbstractContextManager):
           UsageError: They cannot draw.
         """
         seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=num_envs)
-        self.adapter: Any = as_policy_sees(factory(num_envs, seeds))
+        self.adapter: Any = as_played(factory(num_envs, seeds))
         try:
             self._check_draws()
         except BaseException:

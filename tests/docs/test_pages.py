@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 FILE = re.compile(r"# (\w+\.py)\n")
 GUIDES = [
     "environments",
+    "environment-sets",
     "runs",
     "policies",
     "compare-runs",

@@ -223,7 +223,8 @@ def test_other_games_of_envpool_are_played_too(env, players, payoff):
 # Exams.
 
 
-def uniform(observed: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def uniform(obs: dict[str, np.ndarray]) -> np.ndarray:
+    mask = obs["action_mask"]
     return mask / mask.sum(axis=1, keepdims=True)
 
 
@@ -232,10 +233,26 @@ def test_nash_conv_is_that_of_open_spiel():
     assert games.nash_conv(games.KUHN, uniform) == pytest.approx(0.916667, abs=1e-6)
     assert games.nash_conv(games.LEDUC, uniform) == pytest.approx(4.747222, abs=1e-6)
 
-    def folds(observed, mask):
-        return np.tile([0.0, 1.0], (len(mask), 1))
+    def folds(obs):
+        return np.tile([0.0, 1.0], (len(obs["began"]), 1))
 
     assert games.nash_conv(games.KUHN, folds) == pytest.approx(2.0)
+
+
+def test_an_equilibrium_of_kuhn_poker_has_no_nash_conv_where_policies_see_who_began():
+    """The equilibrium of Kuhn (1950) with alpha = 0; without ``began`` there is none."""
+
+    def equilibrium(obs):
+        card = obs["observation"][:, :3].argmax(axis=1)
+        faces_bet = obs["observation"][:, 6] == 1  # the other has put in a chip
+        began = obs["began"][:, 0] == 1
+        # Bets: never as the first; as the second with the king, and the jack in a third of cases.
+        bets = np.where(began, 0.0, np.choose(card, [1 / 3, 0.0, 1.0]))
+        calls = np.choose(card, [0.0, 1 / 3, 1.0])
+        first = np.where(faces_bet, calls, bets)
+        return np.stack([first, 1 - first], axis=1)
+
+    assert games.nash_conv(games.KUHN, equilibrium) == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +284,26 @@ def test_the_rules_of_poker_are_those_of_envpool(env, rules):
     assert paid <= ends and len(found) > 0.6 * len(known)
     if env == "KuhnPoker-v1":
         assert found == known.keys() and paid == ends
+
+
+def test_observations_show_who_began():
+    factory = sebulba.make_env_factory("KuhnPoker-v1", show_beginner=True)
+    assert sebulba.env_spec(factory).groups["player"].spec.observation_space["began"].shape == (1,)
+    adapter = factory(64, list(range(64)))
+    output, choose = adapter.reset(), RandomActions(adapter.spec, 64, 0)
+    first, seen = np.zeros((64, 2), bool), set()
+    for _ in range(60):
+        starts = output.is_first["player"]
+        first = np.where(starts, output.acting["player"], first)
+        np.testing.assert_array_equal(output.obs["player"]["began"][..., 0], first)
+        seen |= set(first[:, 0].tolist())
+        output = adapter.step(choose(output))
+    adapter.close()
+    assert seen == {True, False}
+    assert "began" not in sebulba.env_spec("KuhnPoker-v1").groups["player"].spec.observation_space
+    for env, value in (("KuhnPoker-v1", "yes"), ("CartPole-v1", True)):
+        with pytest.raises(sebulba.UsageError, match="show_beginner"):
+            sebulba.make_env_factory(env, show_beginner=value)
 
 
 class Scripted:

@@ -17,9 +17,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sebulba"
-NETWORKS, EXTERNAL, SWEEP, LEAGUE, OFFLINE, BOARD, PQN = PACKAGES = [
+NETWORKS, EXTERNAL, SWEEP, LEAGUE, OFFLINE, BOARD, PQN, SETS = PACKAGES = [
     ROOT / f"packages/sebulba-{name}"
-    for name in ("networks", "external", "sweep", "league", "offline", "board", "pqn")
+    for name in ("networks", "external", "sweep", "league", "offline", "board", "pqn", "sets")
 ]
 
 
@@ -39,6 +39,7 @@ APART = {**OF_NETWORKS, **OF_EXTERNAL, **modules_in(SWEEP, "sebulba_sweep"), **O
 APART |= modules_in(OFFLINE, "sebulba_offline")
 APART |= modules_in(BOARD, "sebulba_board")
 APART |= modules_in(PQN, "sebulba_pqn")
+APART |= modules_in(SETS, "sebulba_sets")
 EVERY = {**MODULES, **APART}
 
 ORDER = (
@@ -335,6 +336,7 @@ def wheel_of(package: Path, tmp_path: Path) -> tuple[set[str], list[str]]:
         (EXTERNAL, ["msgpack", "numpy"]),  # a client needs no JAX
         (SWEEP, ["sebulba", "optuna"]),
         (LEAGUE, ["sebulba"]),
+        (SETS, ["sebulba"]),
         (OFFLINE, ["sebulba"]),
         (BOARD, ["sebulba", "starlette", "uvicorn"]),
         (PQN, ["sebulba"]),

@@ -18,11 +18,12 @@ from sebulba.agents.configs.on_policy import OnPolicyConfig
 from sebulba.agents.kernels.distributions import Gaussian, make_distribution
 from sebulba.agents.kernels.legal_actions import only_legal
 from sebulba.agents.kernels.normalization import reward_deviation
-from sebulba.agents.kernels.optimizer import make_optimizer
+from sebulba.agents.kernels.optimizer import annealed, make_optimizer
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.policy_value import ActorCritic, ActorCriticOutput
 from sebulba.agents.nets.torso import has_convolutions, zero_core
 from sebulba.errors import UsageError
+from sebulba.support.checks import require
 from sebulba.support.one_kernel import one_kernel
 from sebulba.types import (
     ActionOutput,
@@ -110,6 +111,17 @@ class OnPolicyAgent(Agent[ConfigT]):
         config, of = self.config, self.distribution
         return ActorCritic(of.num_params, of.num_free_params, config, config.value_head)
 
+    def check_run(self, run: RunSpec) -> None:
+        """Check that the pace of an entropy bonus that changes is known."""
+        last = self.config.final_entropy_coefficient
+        require(
+            last is None or self.config.optimizer.schedule == "linear",
+            "final_entropy_coefficient",
+            last,
+            "is reached when the learning rate is 0, but it does not fall",
+            "use anneal_learning_rate=True (--anneal-learning-rate), or leave it out",
+        )
+
     @classmethod
     def uses_eval_only(cls, config: Any) -> bool:
         return config.central_critic
@@ -169,20 +181,28 @@ class OnPolicyAgent(Agent[ConfigT]):
         gradient. The quadrature of a Gaussian costs more than the rest of its loss.
         """
         distribution = self.distribution
-        if self.config.entropy_coefficient or not isinstance(distribution, Gaussian):
+        config = self.config
+        counts = config.entropy_coefficient or config.final_entropy_coefficient
+        if counts or not isinstance(distribution, Gaussian):
             return distribution.entropy(params)
         return jax.lax.stop_gradient(distribution.entropy_at(params, raw))
 
     def total_loss(
-        self, policy_loss: jax.Array, value_loss: jax.Array, entropy: jax.Array, obs: PyTree
+        self,
+        policy_loss: jax.Array,
+        value_loss: jax.Array,
+        entropy: jax.Array,
+        obs: PyTree,
+        opt: PyTree = (),
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Return the weighted sum of what an actor-critic minimises, and the metrics of it."""
+        """Return the weighted sum of what an actor-critic minimises, and the metrics of it.
+
+        ``opt`` tells how far the learning rate has fallen, for ``final_entropy_coefficient``.
+        """
         config: Any = self.config
-        loss = (
-            policy_loss
-            + config.value_coefficient * value_loss
-            - config.entropy_coefficient * entropy
-        )
+        first, last = config.entropy_coefficient, config.final_entropy_coefficient
+        temperature = annealed(first, last, config.optimizer, opt)
+        loss = policy_loss + config.value_coefficient * value_loss - temperature * entropy
         parts = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         return loss, parts | self.normalization.metrics(obs)
 

@@ -31,6 +31,7 @@ class OnPolicyConfig(CommonConfig):
     value_head = separate_value_torso = central_critic = False
     lstm_size, memory = 0, cast(Any, None)
     normalize_observations = normalize_rewards = False
+    final_entropy_coefficient = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,6 +43,9 @@ class OnPolicyConfig(CommonConfig):
 class ActorCriticConfig(MemoryConfig, OnPolicyConfig):
     """Hyper-parameters of an on-policy actor with one critic, an estimate of the value."""
 
+    final_entropy_coefficient: float | None = None  # type: ignore[assignment]
+    """Weight of the entropy bonus when the learning rate has fallen to 0, at whose pace it changes;
+    None: it stays as it is."""
     value_coefficient: float = 0.5
     """Weight of the value loss, which is half the mean square."""
     trace_decay: float = 1.0
@@ -64,6 +68,8 @@ class ActorCriticConfig(MemoryConfig, OnPolicyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, value_coefficient=(0, math.inf), trace_decay=(0, 1))
+        if self.final_entropy_coefficient is not None:
+            check_ranges(self, final_entropy_coefficient=(0, math.inf))
         if self.lstm_size:
             object.__setattr__(self, "separate_value_torso", False)
         require(

@@ -31,9 +31,17 @@ class PPOConfig(ActorCriticConfig):
     scaled return; 0: no clipping."""
     normalize_advantages: bool = True
     """Scale advantages to mean 0 and standard deviation 1 in every minibatch."""
+    kl_coefficient: float = 0.0
+    """Weight of the divergence KL(policy, policy when its trajectory arrived): 1 / eta of magnetic
+    mirror descent (Sokota et al. 2023, arXiv 2206.05825), whose temperature alpha is
+    entropy_coefficient."""
+    magnet_rate: float = 0.0
+    """Share by which the magnet, a copy of the networks, moves towards them in each update. The
+    bonus is then -KL(policy, magnet). 0: the magnet is uniform, and the bonus the entropy."""
     initial_std: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, epochs=1, minibatches=1, value_clip=(0, math.inf))
+        check_ranges(self, kl_coefficient=(0, math.inf), magnet_rate=(0, 1))
         check_positive(self, "ratio_clip")

@@ -90,6 +90,11 @@ class Categorical:
         log_probs = jax.nn.log_softmax(params)
         return -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
 
+    def kl(self, params: jax.Array, other: jax.Array) -> jax.Array:
+        """Return the divergence KL(params, other), ``[...]``; actions illegal in both add 0."""
+        log_probs, others = jax.nn.log_softmax(params), jax.nn.log_softmax(other)
+        return jnp.sum(jnp.exp(log_probs) * (log_probs - others), axis=-1)
+
     def of_actions(self, params: jax.Array) -> jax.Array:
         """Return the probability of each action, ``[..., n]``; the first is the space's start."""
         return jax.nn.softmax(params)
@@ -139,6 +144,11 @@ class MultiCategorical:
         """Return the entropy, ``[...]``: the sum over entries."""
         parts = [part.entropy(logits) for part, logits in self._split(params)]
         return jnp.sum(jnp.stack(parts), axis=0)
+
+    def kl(self, params: jax.Array, other: jax.Array) -> jax.Array:
+        """Return the divergence KL(params, other), ``[...]``: the sum over entries."""
+        pairs = zip(self._split(params), self._split(other), strict=True)
+        return jnp.sum(jnp.stack([part.kl(own, one) for (part, own), (_, one) in pairs]), axis=0)
 
     def of_actions(self, params: jax.Array) -> tuple[jax.Array, ...]:
         """Return the probabilities of each entry, in the order of ``nvec.flat``."""
@@ -237,6 +247,12 @@ class Gaussian:
         """Return ``entropy``, by samples where there is no closed form: of a policy close to it."""
         of_raw = self._mean_and_log_std(params)[1] + 0.5 * math.log(2 * math.pi * math.e)
         return jnp.sum(of_raw + self.squashing.log_slope(raw), axis=-1)
+
+    def kl(self, params: jax.Array, other: jax.Array) -> jax.Array:
+        """Return the divergence KL(params, other), ``[...]``, the same for raw and squashed."""
+        (mean, log_std), (middle, others) = map(self._mean_and_log_std, (params, other))
+        square = jnp.exp(2 * (log_std - others)) + jnp.square((mean - middle) * jnp.exp(-others))
+        return jnp.sum(others - log_std + 0.5 * square - 0.5, axis=-1)
 
     def of_actions(self, params: jax.Array) -> ActionMoments:
         """Return mean and standard deviation of actions, ``[..., *action_shape]``.

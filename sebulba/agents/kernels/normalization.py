@@ -16,6 +16,7 @@ import numpy as np
 
 from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.configs import TorsoConfig
+from sebulba.agents.kernels.returns import add_up
 from sebulba.agents.nets.encoder import is_image
 from sebulba.types import EnvStep, FinalObs, PyTree
 
@@ -246,7 +247,7 @@ def normalized_rewards(
     ended = jnp.asarray(env_step.terminated | env_step.truncated)
     goes_on = gamma * (1.0 - ended[:-1].astype(jnp.float32))
     before = statistics.so_far[inferencer]
-    last, sums = jax.lax.scan(_add_reward, before, (reward[1:], goes_on), unroll=8)
+    last, sums = jax.lax.scan(add_up, before, (reward[1:], goes_on), unroll=8)
     moments = updated_moments(statistics.moments, sums, ~jnp.asarray(env_step.inserted[1:]))
     factor = jax.lax.rsqrt(moments.variance + _EPSILON)
     so_far = statistics.so_far.at[inferencer].set(last)
@@ -257,9 +258,3 @@ def normalized_rewards(
 def reward_deviation(statistics: RewardStatistics) -> jax.Array:
     """Return what ``normalized_rewards`` divided the newest rewards by, a scalar."""
     return jnp.sqrt(statistics.moments.variance + _EPSILON)
-
-
-def _add_reward(so_far: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    reward, goes_on = now
-    so_far = goes_on * so_far + reward
-    return so_far, so_far

@@ -10,6 +10,7 @@ import optax
 
 from sebulba.agent import LEARNER_AXIS
 from sebulba.agents.configs import OptimizerConfig
+from sebulba.types import PyTree
 
 
 def masked_mean(x: jax.Array, valid: jax.Array) -> jax.Array:
@@ -66,6 +67,19 @@ def make_optimizer(
     if period == 1:
         return optimizer
     return optax.conditionally_mask(optimizer, lambda update: (update + 1) % period == 0)
+
+
+def annealed(
+    first: float, last: float | None, config: OptimizerConfig, opt: PyTree
+) -> jax.Array | float:
+    """Return a coefficient that goes from ``first`` to ``last`` while a linear learning rate falls.
+
+    ``opt`` is the state of an optimizer that ``make_optimizer`` made. With None it stays ``first``.
+    """
+    if last is None:
+        return first
+    counts = optax.tree_utils.tree_get_all_with_path(opt, "count")  # all are the same
+    return optax.linear_schedule(first, last, config.schedule_updates)(counts[0][1])  # type: ignore[arg-type,return-value]
 
 
 def make_optimizers(

@@ -106,11 +106,12 @@ def _check_streams(value: jax.Array, step: Transitions, *of_steps: jax.Array) ->
 def _backward_sum(x: jax.Array, carry: jax.Array, beyond: jax.typing.ArrayLike) -> jax.Array:
     """Return ``y_t = x_t + carry_t y_{t+1}``, ``[T]``, with ``y_T = beyond``."""
     # Unrolled: on a CPU the overhead of a loop iteration exceeds its computation.
-    _, y = jax.lax.scan(_back, jnp.asarray(beyond, x.dtype), (x, carry), reverse=True, unroll=8)
+    _, y = jax.lax.scan(add_up, jnp.asarray(beyond, x.dtype), (x, carry), reverse=True, unroll=8)
     return y
 
 
-def _back(y: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+def add_up(y: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Return ``x_t + carry_t y`` twice, as ``jax.lax.scan`` wants it; now is ``x_t, carry_t``."""
     x_t, carry_t = now
     y = x_t + carry_t * y
     return y, y

@@ -16,6 +16,10 @@ from sebulba.types import EnvOutput, MultiAgentSpec
 
 PLAYER = "player"
 """Name of the group."""
+BEGAN = "began"
+"""Part of an observation: whether this player began the game."""
+SHOW_BEGINNER = "show_beginner"
+"""Option of games: observations have the part ``BEGAN``."""
 _MOVER, _LEGAL = "info:current_player", "info:legal_action_mask"
 
 
@@ -25,12 +29,15 @@ def is_game(config: Mapping[str, Any], spec: Any) -> bool:
     return several and {_MOVER, _LEGAL} <= spec.state_array_spec.keys()
 
 
-def game_spec(spec: Any, name: str) -> MultiAgentSpec:
+def game_spec(spec: Any, name: str, show_beginner: bool = False) -> MultiAgentSpec:
     """Return the spec of the players, given that of envpool."""
     (num_actions,) = spec.state_array_spec[_LEGAL].shape
     observation = canonical_observation_space(spec.gymnasium_observation_space)
     mask = Obs(spaces.MultiBinary(num_actions), legal_actions=True)
-    node = AgentNode({OBSERVATION: Obs(observation), MASK: mask}, Act(spaces.Discrete(num_actions)))
+    parts = {OBSERVATION: Obs(observation), MASK: mask}
+    if show_beginner:
+        parts[BEGAN] = Obs(spaces.MultiBinary(1))
+    node = AgentNode(parts, Act(spaces.Discrete(num_actions)))
     tree = seats(PLAYER, spec.config.max_num_players, node)
     compiled = compile_tree(tree, name=name, waits=True)
     assert isinstance(compiled, MultiAgentSpec)
@@ -44,15 +51,16 @@ class GameAdapter(PoolAdapter):
     ``env_id``.
     """
 
-    def __init__(self, pool: Any, name: str = "") -> None:
+    def __init__(self, pool: Any, name: str = "", show_beginner: bool = False) -> None:
         """Take over ``pool``, made in synchronous mode with ``env_type="gymnasium"``."""
         super().__init__(pool)
-        self.spec = game_spec(pool.spec, name)
+        self.spec = game_spec(pool.spec, name, show_beginner)
+        self._shows_beginner = show_beginner
         group = self.spec.groups[PLAYER]
         self._slots, self._one = group.slots, group.spec
         self._actions = SlotActions(self.spec.groups, self.num_envs)
         self._envs = np.arange(self.num_envs)
-        self._mover = np.zeros(self.num_envs, np.int32)
+        self._mover = self._beginner = np.zeros(self.num_envs, np.int32)
         self._ends = np.zeros(self.num_envs, np.bool_)
 
     def reset(self) -> EnvOutput:
@@ -101,6 +109,7 @@ class GameAdapter(PoolAdapter):
         seen = scattered(obs, rows).astype(space[OBSERVATION].dtype)
         paid = scattered(np.asarray(reward, np.float32), rows).reshape(by_player)
         self._mover = scattered(info["current_player"], info["env_id"])
+        self._beginner = np.where(is_first, self._mover, self._beginner)
         acting = np.zeros(by_player, np.bool_)
         acting[self._envs, self._mover] = ~(terminated | truncated)
         legal = scattered(info["legal_action_mask"], info["env_id"])
@@ -110,8 +119,12 @@ class GameAdapter(PoolAdapter):
             return {PLAYER: np.repeat(flag[:, None], size, axis=1)}
 
         self._actions.look({PLAYER: mask}, {PLAYER: acting})
+        parts = {MASK: mask, OBSERVATION: seen.reshape(*by_player, *seen.shape[1:])}
+        if self._shows_beginner:
+            began = self._beginner[:, None] == np.arange(size)
+            parts[BEGAN] = began[..., None].astype(np.int8)
         return EnvOutput(
-            obs={PLAYER: {MASK: mask, OBSERVATION: seen.reshape(*by_player, *seen.shape[1:])}},
+            obs={PLAYER: parts},
             reward={PLAYER: paid},
             terminated=of_all(terminated),
             truncated=of_all(truncated),
