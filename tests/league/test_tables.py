@@ -92,7 +92,8 @@ def test_a_league_by_the_command_is_a_run_like_others(run, tmp_path, capsys):
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert 0 < metrics[-1]["win_rate/random"] < 1 and 0 < metrics[-1]["win_rate/history"] < 1
     policy = sebulba.load_policy(run)
-    assert sebulba.evaluate(policy, "KuhnPoker-v1", num_episodes=20).is_zero_sum
+    kuhn = sebulba.make_env_factory("KuhnPoker-v1", show_beginner=True)
+    assert sebulba.evaluate(policy, kuhn, num_episodes=20).is_zero_sum
     assert (run / "best_policy").is_dir()
     resumed = sebulba.resume(run, total_env_steps=40960)
     assert resumed is not None and int(resumed.state.experience.made) == 6

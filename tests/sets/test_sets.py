@@ -187,7 +187,7 @@ def test_metrics_reach_the_records_of_a_run(of: Set) -> None:
         metrics = loop.train(total_env_steps=512, steps_per_cycle=8).metrics
     assert metrics["return/a"] == metrics["return/b"] == 1.0
     assert metrics["weight/a"] == metrics["weight/b"] == 0.5
-    assert metrics["episodes/a"] + metrics["episodes/b"] == metrics["episodes"]
+    assert metrics["episodes/a"] + metrics["episodes/b"] >= metrics["episodes"] > 100
     assert "return/z" not in metrics
 
 
@@ -252,4 +252,5 @@ def test_a_run_by_the_id_evaluates_the_test_split_and_resumes(of: Set, tmp_path:
     before = result.metrics["episodes/a"]
     again = sebulba.resume(run, total_env_steps=8192, trust=True)
     assert again.metrics["episodes/a"] > before
-    assert again.metrics["episodes/a"] + again.metrics["episodes/b"] == again.metrics["episodes"]
+    # Inferencers are a round ahead of what was learned from.
+    assert again.metrics["episodes/a"] + again.metrics["episodes/b"] >= again.metrics["episodes"]
