@@ -24,7 +24,7 @@ from benchmarks.studies import games
 from sebulba.agents.configs import PPOConfig, make_agent
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import make_env_factory
-from sebulba.envs.multi.envpool_games import MASK, PLAYER
+from sebulba.envs.multi.envpool_games import PLAYER
 from sebulba.envs.tree import OBSERVATION
 from sebulba.policies.policy import Policy
 from sebulba.types import EnvOutput
@@ -114,9 +114,7 @@ def nash_conv_of(rules: games.Poker, chances: dict[tuple, np.ndarray]) -> float:
 
 def chances_of(rules: games.Poker, policy: Policy) -> dict[tuple, np.ndarray]:
     """Return the behaviour of a policy."""
-    return games._chances(
-        rules, lambda obs, mask: policy.distribution({OBSERVATION: obs, MASK: mask})
-    )
+    return games._chances(rules, games._of_policy(policy))
 
 
 def curve(config: LeagueConfig, seed: int, env_steps: int, every: int) -> Iterator[dict[str, Any]]:

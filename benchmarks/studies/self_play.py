@@ -44,6 +44,10 @@ POKER: Mapping[str, Mapping[str, Any]] = {
         0.3, 0.02, 5.0, normalize_advantages=True
     ),
     "KL 5, temperature 0.2, a magnet that moves": _row(0.2, None, 5.0, magnet_rate=0.002),
+    "KL 5, temperature 0.3, a slow magnet": _row(0.3, None, 5.0, magnet_rate=0.0005),
+    "KL 5, temperature 0.3, a magnet that moves": _row(0.3, None, 5.0, magnet_rate=0.001),
+    "KL 5, temperature 0.4, a magnet that moves": _row(0.4, None, 5.0, magnet_rate=0.002),
+    "KL 10, temperature 1, a magnet that moves": _row(1.0, None, 10.0, magnet_rate=0.002),
 }
 """What each row changes in the preset."""
 ROWS = {"kuhn": POKER, "leduc": POKER}
