@@ -100,7 +100,9 @@ class PQN(PPO):
         output, _ = self._evaluate_step(networks, step_state, env_step)  # type: ignore[arg-type]
         return jax.nn.one_hot(self.actions.mode(output.params[0]), self.actions.num_params)
 
-    def _loss(self, networks: PyTree, core: PyTree, batch: Batch) -> tuple[jax.Array, Metrics]:
+    def _loss(
+        self, networks: PyTree, opt: PyTree, core: PyTree, batch: Batch
+    ) -> tuple[jax.Array, Metrics]:
         """Return half the mean square of what actions lack to their lambda returns.
 
         A value plus its generalized advantage estimate is its lambda return.

@@ -54,6 +54,7 @@ class PQNConfig(MemoryConfig, CommonConfig):
     value_head = True
     central_critic = dueling = False
     head_hidden_sizes = ()
+    final_entropy_coefficient, kl_coefficient, magnet_rate = None, 0.0, 0.0
 
     def __post_init__(self) -> None:
         """Check every field."""
