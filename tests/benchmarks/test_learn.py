@@ -25,6 +25,7 @@ from benchmarks.studies.learn import (
 )
 from benchmarks.studies.learning_goals import GOALS, GROUPS
 from benchmarks.studies.report import BENCHMARKS
+from sebulba.agents.configs.replay import ReplayConfig
 from sebulba.commands import cli
 from sebulba.configs.presets import NEUTRAL, PRESETS
 
@@ -133,9 +134,25 @@ MEASURED = [
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_a_preset_was_measured_with_is_what_it_is(name):
-    measured = json.loads((RESULTS / f"learn-{name}.json").read_text())["config"]["agent"]
-    made = json.loads(json.dumps(dataclasses.asdict(PRESETS[name].make().agent)))
-    assert fields_of(made, measured) == measured
+    measured = json.loads((RESULTS / f"learn-{name}.json").read_text())["config"]
+    config = PRESETS[name].make()
+    env_steps = measured["num_envs"] * measured["steps_per_cycle"]
+    assert env_steps == config.num_envs * config.steps_per_cycle
+    made = by_trajectories(json.loads(json.dumps(dataclasses.asdict(config.agent))), env_steps)
+    known = by_trajectories(measured["agent"], env_steps)
+    assert fields_of(made, known) == known
+
+
+def by_trajectories(agent, env_steps):
+    """Return it with a schedule by trajectories, in whichever way the record has it."""
+    if "replay" not in agent:
+        return agent
+    fields = dict(agent["replay"])
+    schedule = ReplayConfig(**fields).schedule(env_steps)
+    for field in dataclasses.fields(ReplayConfig):
+        if field.name.endswith(("_cycle", "_cycles", "_env_step", "_env_steps", "per_update")):
+            fields.pop(field.name, None)
+    return agent | {"replay": fields | {"schedule": schedule}}
 
 
 def fields_of(made, measured):

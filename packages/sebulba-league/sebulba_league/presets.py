@@ -27,9 +27,12 @@ def in_league(config: ExperimentConfig, **fields: Any) -> ExperimentConfig:
 
 def _league(name: str, **fields: Any) -> Preset:
     ours = OWN_NUMBERS[name]
-    return Preset(
-        ours.summary.replace("self-play", "a league"), lambda: in_league(ours.make(), **fields)
-    )
+
+    def make() -> ExperimentConfig:
+        """Return the self-play of the same name, whose learner meets snapshots of itself."""
+        return in_league(ours.make(), **fields)
+
+    return Preset(ours.summary.replace("self-play", "a league"), make)
 
 
 PRESETS: Mapping[str, Preset] = {
