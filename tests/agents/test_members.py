@@ -187,9 +187,9 @@ def test_a_schedule_that_changes_is_refused(monkeypatch):
     monkeypatch.setattr(
         agent.members["red"].agent, "num_off_policy_optims_per_cycle", lambda cycle: cycle
     )
-    assert agent.num_off_policy_optims_per_cycle(1) == 1
-    with pytest.raises(UsageError, match=r"after trajectory 2 .*'red': 2, 'blue': 1.* than"):
-        agent.num_off_policy_optims_per_cycle(2)
+    assert [agent.num_off_policy_optims_per_cycle(cycle) for cycle in (1, 2)] == [1, 2]
+    with pytest.raises(UsageError, match=r"after trajectory 3 .*'red': 3, 'blue': 0.* than"):
+        agent.num_off_policy_optims_per_cycle(3)
     with pytest.raises(UsageError, match="member 'x' has no update after 1,000,000"):
         schedule_of("x", lambda cycle: 0)
 

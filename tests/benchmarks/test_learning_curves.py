@@ -147,7 +147,7 @@ def test_the_first_windows_are_short_and_each_twice_as_long_as_the_one_before():
         counters=counters,
         began=0.0,
         target=10,
-        inferencers=[SimpleNamespace(timer=PhaseTimer("cycle"))],
+        inferencers=[SimpleNamespace(timer=PhaseTimer("cycle"), env=None)],
         episodes=SimpleNamespace(means=dict),
     )
     updater = SimpleNamespace(take_metrics=dict, pop_skipped=lambda: 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 import gymnasium
@@ -248,7 +249,9 @@ def test_a_jax_environment_is_fused_on_any_device(monkeypatch):
     monkeypatch.setattr(
         "sebulba.inference.places.FusedCycle", lambda *a, **k: made.setdefault("fused", a)
     )
-    _, why = make_cycle("auto", adapter(EchoEnv), None, OnAnAccelerator(), None)  # type: ignore[arg-type]
+    programs: Any = types.SimpleNamespace(agent=None)
+    device: Any = OnAnAccelerator()
+    _, why = make_cycle("auto", adapter(EchoEnv), programs, device, None)  # type: ignore[arg-type]
     assert made and why == "the environment is written in JAX"
 
 

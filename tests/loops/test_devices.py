@@ -223,6 +223,8 @@ def distinct_presets():
     found = {}
     for name, preset in PRESETS.items():
         config = preset.make()
+        if hasattr(config.agent, "dataset"):
+            continue  # one Inferencer reads it
         found.setdefault((repr(config.agent), config.num_envs, config.steps_per_cycle), name)
     return sorted(found.values())
 

@@ -96,7 +96,12 @@ def test_where_the_number_decides_what_is_learned_or_cores_are_others_it_stays(
     assert placed(PONG, **options).options.num_inferencers_per_device == number
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+WITHOUT_DATA = [
+    name for name in sorted(PRESETS) if not hasattr(PRESETS[name].make().agent, "dataset")
+]
+
+
+@pytest.mark.parametrize("name", WITHOUT_DATA)
 def test_two_cores_have_what_they_always_had_and_sixteen_what_an_agent_takes(machine, name):
     config = PRESETS[name].make()
     factory, agent = made(config)

@@ -23,7 +23,7 @@ SIZES: dict[str, Any] = {
 """The data are read in lockstep, so a resumed run has the bits of one that was not stopped."""
 
 
-@PRESETS.add("bc", "behaviour cloning of a data set, for any task")
+@PRESETS.add("bc", "behaviour cloning of a data set")
 def cloning() -> ExperimentConfig:
     """Return behaviour cloning of a data set.
 
@@ -43,14 +43,14 @@ def cloning() -> ExperimentConfig:
     )
 
 
-@PRESETS.add("iql", "IQL of a data set, for any task with continuous actions")
+@PRESETS.add("iql", "IQL of a data set, for continuous actions")
 def iql() -> ExperimentConfig:
     """Return IQL: Kostrikov et al. 2022 (arXiv 2110.06169), appendix B, for locomotion."""
     config = IQLConfig(learning_rate=3e-4, critic_learning_rate=3e-4, replay=REPLAY)
     return _continuous(config)
 
 
-@PRESETS.add("td3-bc", "TD3+BC of a data set, for any task with continuous actions")
+@PRESETS.add("td3-bc", "TD3+BC of a data set, for continuous actions")
 def td3_bc() -> ExperimentConfig:
     """Return TD3+BC: Fujimoto and Gu 2021 (arXiv 2106.06860), table 3."""
     config = TD3BCConfig(
@@ -62,9 +62,7 @@ def td3_bc() -> ExperimentConfig:
     return _continuous(config)
 
 
-@PRESETS.add(
-    "rebrac", "ReBRAC's penalties of actor and critic, for any task with continuous actions"
-)
+@PRESETS.add("rebrac", "ReBRAC of a data set, for continuous actions")
 def rebrac() -> ExperimentConfig:
     """Return TD3+BC with a penalty of the critic: Tarasov et al. 2023 (arXiv 2305.09836), table 7.
 
@@ -82,7 +80,7 @@ def rebrac() -> ExperimentConfig:
     return _continuous(config)
 
 
-@PRESETS.add("sac-data", "SAC whose replay begins with a data set, for continuous actions")
+@PRESETS.add("sac-data", "SAC that begins with a data set, for continuous actions")
 def sac_with_data() -> ExperimentConfig:
     """Return SAC that reads a data set once, then steps the environment.
 
