@@ -67,8 +67,7 @@ def changed_agent(agent):
         )
     own = {}
     if hasattr(agent, "replay"):
-        prioritized = not agent.replay.prioritized
-        own = {"replay": dataclasses.replace(agent.replay, prioritized=prioritized)}
+        own = {"replay": dataclasses.replace(agent.replay, batch_size=2 * agent.replay.batch_size)}
     elif hasattr(agent, "separate_value_torso"):
         own = {"separate_value_torso": not agent.separate_value_torso}
     torso = dataclasses.replace(agent.torso, hidden_sizes=(7, 5))

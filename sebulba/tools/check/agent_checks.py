@@ -197,8 +197,9 @@ def check_updates_due(subject: AgentSubject) -> Finding:
 
 def check_purity(subject: AgentSubject) -> Finding:
     """Trace everything again: a pure function gives the same program."""
-    first, kept = subject.contract, dict(vars(subject.agent))
+    first = subject.contract
     second = Contract(subject.agent, first.run)
+    kept = dict(vars(subject.agent))  # what begin() writes is written
     second.check_acting()
     second.check_learning()
     changed = [name for name, value in vars(subject.agent).items() if kept.get(name) is not value]
