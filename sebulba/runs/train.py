@@ -659,8 +659,10 @@ def _print_summary(result: Result, folder: RunFolder, config: ExperimentConfig) 
     if result.stop_reason is not None:
         print(f"ended early: {result.stop_reason}", flush=True)
     elif not counters.updates and not result.stopped:
-        warm_up = setting("agent.replay.warm_up_env_steps", "N")
-        smaller = f", or a smaller {warm_up}" if hasattr(config.agent, "replay") else ""
+        replay, smaller = getattr(config.agent, "replay", None), ""
+        if replay is not None:
+            field = "warm_up_cycles" if replay.warm_up_cycles else "warm_up_env_steps"
+            smaller = f", or a smaller {setting(f'agent.replay.{field}', 'N')}"
         print(
             "nothing was learned, since no update was due so soon; use a larger "
             f"{setting('total_env_steps', 'N')}{smaller}",

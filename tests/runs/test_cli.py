@@ -560,4 +560,4 @@ def test_a_run_too_short_for_an_update_says_that_it_learned_nothing(capsys, tmp_
     words = ["pendulum-sac", "--total-env-steps", "64", "--run-dir", str(tmp_path / "r")]
     assert cli.main(["train", *words, "--compile-cache", "off"]) == cli.EXIT_OK
     said = capsys.readouterr().out
-    assert "nothing was learned" in said and "--agent.replay.warm-up-cycles" in said
+    assert "nothing was learned" in said and "--agent.replay.warm-up-env-steps" in said
