@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -116,7 +117,12 @@ class _Flat:
         if name in ("optimization_barrier", "stop_gradient"):
             return given
         if name == "split":
-            return self._split(equation, given[0])
+            return self._split(equation, parameters["sizes"], given[0])
+        if name == "unstack":
+            axis, ones = parameters["axis"], [1] * len(equation.outvars)
+            where = {"dimensions": [axis]}
+            pieces = self._split(equation, ones, given[0])
+            return [self._append("squeeze", where, [piece]) for piece in pieces]
         if name not in KNOWN:
             raise UsageError(
                 f"{self._agent} acts with the operation {name!r}, which clients without JAX "
@@ -131,11 +137,11 @@ class _Flat:
         self.equations.append([name, parameters, given, at])
         return at
 
-    def _split(self, equation: Any, given: int) -> list[int]:
+    def _split(self, equation: Any, sizes: Sequence[int], given: int) -> list[int]:
         """Return the pieces of an array."""
         shape, axis = equation.invars[0].aval.shape, equation.params["axis"]
         begin, pieces = 0, []
-        for size in map(int, equation.params["sizes"]):
+        for size in map(int, sizes):
             low, high = [0] * len(shape), [*shape]
             low[axis], high[axis] = begin, begin + size
             where = {"start_indices": low, "limit_indices": high}
@@ -148,16 +154,19 @@ class _Flat:
 
         What the loop goes over, and what it gathers, has a dimension more than within it.
         """
-        body = equation.params["jaxpr"]
-        count = equation.params["num_consts"] + equation.params["num_carry"]
-        within = given[:count] + [
-            self._append("squeeze", {"dimensions": [0]}, [at]) for at in given[count:]
-        ]
-        found = self.inline(body.jaxpr, body.consts, within)
-        count = equation.params["num_carry"]
-        return found[:count] + [
-            self._append("expand_dims", {"dimensions": [0]}, [at]) for at in found[count:]
-        ]
+        body = equation.params["jaxpr"]  # closed before JAX 0.12
+        inner, consts = getattr(body, "jaxpr", body), getattr(body, "consts", [])
+        within = self._resized(given, equation.invars, inner.invars)
+        return self._resized(self.inline(inner, consts, within), inner.outvars, equation.outvars)
+
+    def _resized(self, given: list[int], before: Any, after: Any) -> list[int]:
+        """Return values whose first dimension, of 1, is taken away or added where shapes ask."""
+        found = []
+        for at, old, new in zip(given, before, after, strict=True):
+            more = len(new.aval.shape) - len(old.aval.shape)
+            name = {-1: "squeeze", 1: "expand_dims"}.get(more)
+            found.append(at if name is None else self._append(name, {"dimensions": [0]}, [at]))
+        return found
 
 
 def _is_literal(variable: Any) -> bool:
