@@ -64,14 +64,14 @@ def evaluate(argv: list[str]) -> int:
         "with other options of its environment."
     )
     words, options = take_env_options(argv)
-    given = _played("eval", what, 100, words, number("--num-envs", 16), json_of("the result"))
-    folder, env = _open_run(given)
+    given = played("eval", what, 100, words, number("--num-envs", 16), json_of("the result"))
+    folder, env = run_to_play(given)
     env = dataclasses.replace(env, options={**env.options, **options})
     from sebulba.envs import env_spec, make_env_factory
     from sebulba.loops.evaluation import evaluate as play
 
     with EpisodeProgress(given.episodes, sys.stderr) as progress:
-        policy = _load_policy(given, folder)
+        policy = policy_to_play(given, folder)
         factory = make_env_factory(env.id, **env.factory_arguments())
         if env.wrappers:
             env_spec(factory)  # warns of statistics in wrappers, which the policy lacks
@@ -93,7 +93,7 @@ def evaluate(argv: list[str]) -> int:
 def video(argv: list[str]) -> int:
     """Film the policy of a run; returns the exit code."""
     out = "film to write, .mp4 or .gif; default: RUN/video.mp4"
-    given = _played(
+    given = played(
         "video",
         "Film the trained policy of a run: the best of several episodes, or all in a grid.",
         4,
@@ -104,7 +104,7 @@ def video(argv: list[str]) -> int:
     )
     from sebulba.video.film import check_film_file, make_film
 
-    run, file = _open_run(given), Path(given.out or beside(given.run, "video.mp4"))
+    run, file = run_to_play(given), Path(given.out or beside(given.run, "video.mp4"))
     check_film_file(file)
     with (
         _policy_on_stage(given, run, given.episodes) as (policy, stage),
@@ -133,7 +133,7 @@ def video(argv: list[str]) -> int:
 def watch(argv: list[str]) -> int:
     """Show the policy of a run as it plays; returns the exit code."""
     on = "default: the window, if there is a display"
-    given = _played(
+    given = played(
         "watch",
         "Watch the trained policy of a run in a window or, without a display, in the terminal. "
         "Ctrl-C ends it.",
@@ -146,7 +146,7 @@ def watch(argv: list[str]) -> int:
 
     returns: list[float] = []
     with (
-        _policy_on_stage(given, _open_run(given), 1) as (policy, stage),
+        _policy_on_stage(given, run_to_play(given), 1) as (policy, stage),
         open_screen(given.on) as screen,
         contextlib.suppress(KeyboardInterrupt),  # the usual end
     ):
@@ -231,7 +231,7 @@ def _policy_of(given: argparse.Namespace) -> Policy:
         if folder.trust(given.trust, record).is_trusted:
             import_from_here()
         given.explore, given.seed, given.platform = False, 0, "cpu"
-        return _load_policy(given, folder)
+        return policy_to_play(given, folder)
     if given.best:
         raise UsageError(
             f"{shown(given.run)} is the folder of a policy, and --best chooses one of a run; "
@@ -249,7 +249,7 @@ def _policy_of(given: argparse.Namespace) -> Policy:
 # What they share.
 
 
-def _played(
+def played(
     command: str,
     what: str,
     episodes: int,
@@ -272,7 +272,7 @@ def _played(
     return given
 
 
-def _open_run(given: argparse.Namespace) -> tuple[RunFolder, EnvConfig]:
+def run_to_play(given: argparse.Namespace) -> tuple[RunFolder, EnvConfig]:
     """Return the folder of the run and its environment; what it names may be imported from here."""
     folder = RunFolder(folder_of(given.run))
     record = folder.record()  # once: nobody can exchange it between the check and its use
@@ -283,7 +283,7 @@ def _open_run(given: argparse.Namespace) -> tuple[RunFolder, EnvConfig]:
     return folder, env
 
 
-def _load_policy(given: argparse.Namespace, folder: RunFolder) -> Policy:
+def policy_to_play(given: argparse.Namespace, folder: RunFolder) -> Policy:
     """Set up JAX and load the policy of a run."""
     best = folder.best_policy
     if given.best and not best.exists():
@@ -311,7 +311,7 @@ def _policy_on_stage(
     folder, env = run
     from sebulba.video.rendering import Stage, drawing_factory
 
-    policy = _load_policy(given, folder)
+    policy = policy_to_play(given, folder)
     with Stage(drawing_factory(env), num_envs, given.seed) as stage:
         yield policy, stage
 

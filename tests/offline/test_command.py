@@ -34,6 +34,7 @@ def test_a_data_set_is_described_and_drawn(tmp_path: Path, capsys: Any) -> None:
         (["dataset", "nowhere"], "holds no data set"),
         (["dataset", "show", "nowhere", "--out", "x.txt"], "must end in .png or .svg"),
         (["dataset", "record", "pretrained:cartpole", "--out", "d", "--random", "2"], "random=2.0"),
+        (["dataset", "record", "pretrained:cartpole", "--out", "d", "--best"], "no best policy"),
         (["train", "bc", "--agent.dataset", "nowhere"], "holds no data set"),
         (["train", "bc"], "record one with sebulba dataset record"),
     ],

@@ -20,6 +20,7 @@ from sebulba_offline.learning import DATA, ONLINE
 
 import sebulba
 from sebulba.agents.configs import ReplayConfig, TorsoConfig, make_agent
+from sebulba.envs.gymnasium_adapter import GymnasiumAdapter
 from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES
@@ -228,6 +229,24 @@ def test_each_batch_has_its_share_of_data_once_the_environment_is_stepped(aims: 
     online = draw.inferencer == ONLINE
     assert draw.row[online].max() < 4 * 16 and draw.row[draw.inferencer == DATA].max() >= 4 * 16
     assert result.counters.updates == 8 * 5  # from the trajectory on that completes the data
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_run_that_is_resumed_online_does_not_read_the_data_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_saved: bool
+) -> None:
+    if not is_saved:
+        monkeypatch.setattr(GymnasiumAdapter, "state", lambda self: "it cannot be saved")
+    data = recorded.aim(tmp_path / "data", 30)
+    config = SACWithDataConfig(dataset=str(data), **COMMON)
+    count = num_trajectories(load(data).rows.num_rows, 64)
+    seen: list[float] = []
+    for cycles in (count + 2, count + 4):
+        with sebulba.Checkpointer(tmp_path / "saved", every_s=600) as saver:
+            observe = lambda trajectory, infos: seen.append(np.mean(trajectory.extras))  # noqa: E731
+            trained(recorded.Aim, config, cycles, checkpointer=saver, observe_cycle=observe)
+    assert seen == [1.0] * count + [0.0] * 4
 
 
 def test_the_environment_is_not_stepped_without_being_asked(poles: Path) -> None:

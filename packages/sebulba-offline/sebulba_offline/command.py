@@ -7,19 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sebulba.commands.options import (
-    BEST,
-    PLATFORM,
-    TRUST,
-    flag,
-    json_of,
-    number,
-    option,
-    parse,
-)
+from sebulba.commands.options import flag, json_of, number, option, parse
+from sebulba.commands.playing import EpisodeProgress, played, policy_to_play, run_to_play
 from sebulba.errors import UsageError
-from sebulba.options import INT32, MOST_EPISODE_STEPS
-from sebulba.support.files import check_folder_of, check_no_link, write_json
+from sebulba.support.files import check_folder_of, write_json
 
 USAGE = """\
 usage: sebulba dataset record RUN --out DIR [options]   record episodes of a trained policy
@@ -44,46 +35,21 @@ def main(argv: Sequence[str]) -> int:
 
 def record(argv: Sequence[str]) -> int:
     """Record episodes of a trained policy."""
-    given = parse(
+    given = played(
         "dataset record",
         "Play the trained policy of a run and record whole episodes as a data set.",
+        100,
         argv,
-        (
-            option("run", "folder of the run, or pretrained:NAME", metavar="RUN"),
-            option("--out", "folder of the data set", metavar="DIR", required=True),
-            number("--episodes", 100, "episodes to record"),
-            number("--num-envs", 16, "environments side by side"),
-            number("--seed", 1),
-            number("--random", 0.0, "probability of an action that is drawn from the action space"),
-            number("--max-episode-steps", MOST_EPISODE_STEPS, "cut episodes after N steps"),
-            flag("--explore", "sample actions as in training, instead of the most probable ones"),
-            *(BEST, TRUST, PLATFORM),
-        ),
+        option("--out", "folder of the data set", metavar="DIR", required=True),
+        number("--num-envs", 16, "environments side by side"),
+        number("--random", 0.0, "probability of an action that is drawn from the action space"),
     )
-    if given.seed not in INT32:
-        raise UsageError(f"seed={given.seed} must be a 32-bit integer, such as 1")
-    from sebulba.commands.playing import EpisodeProgress
-    from sebulba.policies.pretrained import folder_of
-    from sebulba.runs.folder import RunFolder
-    from sebulba.runs.jax_setup import configure_jax
-    from sebulba.support.user_code import import_from_here
-
-    folder = RunFolder(folder_of(given.run))
-    of_run = folder.record()
-    trust = folder.trust(given.trust, of_run)
-    env = folder.read_env_config(trust, of_run)
-    if trust.is_trusted:
-        import_from_here()
-    if given.best:
-        check_no_link(folder.best_policy)
-    configure_jax(given.platform)
+    folder, env = run_to_play(given)
+    policy = policy_to_play(given, folder)
     from sebulba.envs import make_env_factory
-    from sebulba.policies.policy import load_policy
     from sebulba_offline.dataset import read_record
     from sebulba_offline.recorder import record as play
 
-    which = folder.best_policy if given.best else folder.root
-    policy = load_policy(which, explore=given.explore, seed=given.seed, trust=given.trust)
     names = ("run", "explore", "random", "seed", "best")
     with EpisodeProgress(given.episodes, sys.stderr) as progress:
         play(

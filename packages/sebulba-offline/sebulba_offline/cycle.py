@@ -13,6 +13,7 @@ from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cycle import CyclePrograms
 from sebulba.inference.stepped_cycle import SteppedCycle
 from sebulba.metrics.timer import PhaseTimer
+from sebulba.support.streams import notify
 from sebulba.transport.item import Item
 from sebulba.types import EnvAdapter, EnvStep, PyTree, StepInfos, Trajectory
 from sebulba_offline.dataset import Dataset
@@ -118,14 +119,12 @@ class DataCycle:
 
         return Trajectory(*jax.tree.map(like, (env_step, action, extras), tuple(shapes[:3])))
 
-    def position(self) -> bytes | str:
+    def position(self) -> bytes:
         """Return which trajectory is next and, after the data, where the environment stands."""
-        inner: Any = None
+        inner: bytes | str | None = None
         if self._is_online:
             assert self._online is not None
             inner = self._online.position()
-            if isinstance(inner, str):
-                return inner
         return seal((self._next, inner), of=self._owner, num_envs=self._programs.run.num_envs)
 
     def put_back(self, position: bytes) -> None:
@@ -140,11 +139,13 @@ class DataCycle:
                 f"the saved position in {self._owner} is damaged; use another checkpoint"
             )
         self._next = number
+        if isinstance(inner, str):  # the data are not read again, for all that
+            notify(f"new episodes from fresh seeds: {inner}")
         if self._online is not None:
-            if inner is None:
-                self._online.reset()
-            else:
+            if isinstance(inner, bytes):
                 self._online.put_back(inner)
+            else:
+                self._online.reset()
 
     @property
     def _owner(self) -> str:
