@@ -68,8 +68,7 @@ soak: $(VENV)/.ready-test
 	@$(BIN)/python -m tests.faults.soak --minutes $(MINUTES) --json $(FAULTS)/soak.json
 
 test-ns3: $(VENV)/.ready-ns3
-	@$(BIN)/python -m pytest tests/networks/test_ns3.py tests/networks/test_ns3_scenario.py \
-	  tests/networks/test_ns3_network.py tests/networks/test_ns3_lte.py $(ARGS)
+	@$(BIN)/python -m pytest tests/networks/test_ns3*.py $(ARGS)
 
 ns3-parity: test-ns3
 	@$(BIN)/python -m benchmarks.studies.ns3_parity --json packages/sebulba-ns3/results/parity.json

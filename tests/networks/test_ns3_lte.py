@@ -12,6 +12,7 @@ from sebulba.types import MultiAgentSpec
 from tests.networks.test_ns3 import needs_ns3
 
 EXAMPLES = Path(__file__).parents[2] / "packages/sebulba-ns3/examples"
+PROGRAM = EXAMPLES / "lte_power.cc"
 pytestmark = [needs_ns3, pytest.mark.slow]
 
 # Every 25th row of the experiments test1 and test2: SINR in dB at 30.5 m, 43 m and 55.5 m.
@@ -27,22 +28,19 @@ PUBLISHED = {
 heights that were not published (TwoRayGround)."""
 
 
-def sinrs(power: float, num_rows: int, **options) -> list[float]:
-    from sebulba_ns3 import Ns3Scenario
-
-    env = Ns3Scenario(EXAMPLES / "lte_power.cc", **options)
+def sinrs(make, power: float, num_rows: int, **options) -> list[float]:
+    env = make(**options)
     env.reset(seed=0)
     rows = [env.step(np.float32([power]))[0] for _ in range(25 * (num_rows - 1) + 1)][::25]
-    env.close()
     assert [row[1] for row in rows] == pytest.approx([30.5 + 12.5 * i for i in range(num_rows)])
     return [float(row[0]) for row in rows]
 
 
-def test_the_sinr_is_the_one_that_was_published():
-    assert sinrs(0, 3) == pytest.approx(FRIIS, abs=1e-3)
-    assert sinrs(12, 1) == pytest.approx([41.83590316772461], abs=1e-3)
+def test_the_sinr_is_the_one_that_was_published(make):
+    assert sinrs(make, 0, 3) == pytest.approx(FRIIS, abs=1e-3)
+    assert sinrs(make, 12, 1) == pytest.approx([41.83590316772461], abs=1e-3)
     for model, published in PUBLISHED.items():
-        found = sinrs(15, len(published), propagation=model)
+        found = sinrs(make, 15, len(published), propagation=model)
         assert found == pytest.approx(published, abs=1e-3), model
 
 

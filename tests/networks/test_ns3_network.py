@@ -14,25 +14,9 @@ from sebulba.errors import EnvError, UsageError
 from sebulba.types import MultiAgentSpec
 from tests.networks.test_ns3 import needs_ns3
 
-CASES = Path(__file__).parents[1] / "support/ns3_network.cc"
+PROGRAM = Path(__file__).parents[1] / "support/ns3_network.cc"
 EXAMPLE = Path(__file__).parents[2] / "packages/sebulba-ns3/examples/remote_cart.cc"
 pytestmark = needs_ns3
-
-
-@pytest.fixture
-def make():
-    """Make a single program by its options; ``env.info`` has the last infos."""
-    from sebulba_ns3 import Ns3Scenario
-
-    made = []
-
-    def make_one(source=CASES, **options):
-        made.append(Ns3Scenario(source, **options))
-        return made[-1]
-
-    yield make_one
-    for env in made:
-        env.close()
 
 
 def played(env, num_steps: int, seed: int = 0) -> list[tuple]:
@@ -142,7 +126,7 @@ def test_the_text_of_an_assertion_is_told(make):
 
 
 def test_several_agents_are_groups_of_one_pool():
-    factory = sebulba.make_env_factory("ns3:program", source=str(CASES), agents=2, service_ms=1)
+    factory = sebulba.make_env_factory("ns3:program", source=str(PROGRAM), agents=2, service_ms=1)
     spec = sebulba.env_spec(factory)
     assert isinstance(spec, MultiAgentSpec)
     (name,) = spec.groups

@@ -15,24 +15,9 @@ from sebulba.commands import cli
 from sebulba.errors import ActionError, EnvError, UsageError
 from tests.networks.test_ns3 import needs_ns3
 
-WALK = Path(__file__).parents[1] / "support/ns3_scenario.cc"
+PROGRAM = Path(__file__).parents[1] / "support/ns3_scenario.cc"
 EXAMPLE = Path(__file__).parents[2] / "packages/sebulba-ns3/examples/paced_sender.cc"
 pytestmark = needs_ns3
-
-
-@pytest.fixture
-def make():
-    from sebulba_ns3 import Ns3Scenario
-
-    made = []
-
-    def make_one(source=WALK, **options):
-        made.append(Ns3Scenario(source, **options))
-        return made[-1]
-
-    yield make_one
-    for env in made:
-        env.close()
 
 
 def walk(env, actions, seed=None) -> list:

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
 
-from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import canonical_action_space, make_action_check
 from sebulba.envs.tree import Act, AgentNode, Obs, Population, compile_tree
 from sebulba.envs.valid_actions import clamp
-from sebulba.errors import EnvError, UsageError
+from sebulba.errors import UsageError
 from sebulba.support.one_kernel import one_kernel
 from sebulba.types import EnvOutput, EnvSpec, FusedEnv, MultiAgentSpec, PyTree
 from sebulba_networks import CART_POLE, CONGESTION_CONTROL, SHARED_BOTTLENECK
@@ -25,7 +24,7 @@ from sebulba_networks.options import (
     NetworkOptions,
     SharedBottleneckOptions,
 )
-from sebulba_networks.pools import make_pool
+from sebulba_networks.pools import PoolAdapter, make_pool
 from sebulba_networks.process_pool import STEP_TIMEOUT_S
 
 LARGEST_EXPONENT = 2.0
@@ -35,7 +34,7 @@ FLOW = "flow"
 """Name of the group of agents that share a bottleneck."""
 
 
-class NetworkAdapter:
+class NetworkAdapter(PoolAdapter):
     """Environments of one agent or many, with next-step autoreset."""
 
     def __init__(
@@ -51,15 +50,14 @@ class NetworkAdapter:
         Raises:
           UsageError: A seed is none, or the engine cannot be compiled.
         """
-        self.num_envs = len(seeds)
-        self.spec = network_spec(options)
-        self._json = options.as_json()
-        self._pool = make_pool(
+        spec = network_spec(options)
+        pool = make_pool(
             options,
             check_seeds(seeds, len(seeds)),
             num_threads=num_threads,
             step_timeout_s=step_timeout_s,
         )
+        super().__init__(pool, spec, options)
         self._is_shared = isinstance(options, SharedBottleneckOptions)
         num_slots = self.num_envs * options.num_agents
         self._action_space = agent_spaces(options)[1]
@@ -101,28 +99,6 @@ class NetworkAdapter:
             action = action[FLOW].reshape(-1, *action[FLOW].shape[2:])
         inside, num_invalid = clamp(action, self._action_space)
         return inside.astype(jnp.float32), num_invalid
-
-    def state(self) -> bytes:
-        """Return the state of the engine."""
-        return seal(self._pool.state(), of=self._who(), num_envs=self.num_envs)
-
-    def put_back(self, state: bytes) -> None:
-        """Go on from ``state``, which includes the seeds.
-
-        Raises:
-          EnvError: It is the state of another network, or damaged.
-        """
-        content = unseal(state, of=self._who(), num_envs=self.num_envs)
-        if not isinstance(content, bytes):
-            raise EnvError(f"the saved state of {self._who()} is damaged; use another")
-        self._pool.put_back(content)
-
-    def close(self) -> None:
-        """Free the engine and its threads; may be called twice."""
-        self._pool.close()
-
-    def _who(self) -> str:
-        return f"environment {self.spec.name!r} with {self._json}"
 
     def _output(self, rows: Rows) -> EnvOutput:
         def by_group(x: Any) -> PyTree:

@@ -242,37 +242,21 @@ class _Maker:
     id: str
     """In Gymnasium's registry."""
 
-    def __call__(
-        self,
-        *,
-        delay: Delay = 0,
-        action_delay: Delay = 0,
-        loss: float = 0.0,
-        own_actions: bool | int = False,
-        observations: int = 1,
-        ages: bool = False,
-        **options: Any,
-    ) -> gymnasium.Env:
-        """Make it; ``options`` are those of ``gymnasium.make``."""
+    def __call__(self, **options: Any) -> gymnasium.Env:
+        """Make it; options that are not of the network are those of ``gymnasium.make``."""
+        names = Networked.__init__.__kwdefaults__ or ()
+        own = {name: options.pop(name) for name in names if name in options}
         try:
             env = gymnasium.make(self.id, disable_env_checker=True, **options)
         except (gymnasium.error.Error, TypeError) as error:
             raise UsageError(f"env='networked:{self.id}': {error}") from error
-        return Networked(
-            env,
-            delay=delay,
-            action_delay=action_delay,
-            loss=loss,
-            own_actions=own_actions,
-            observations=observations,
-            ages=ages,
-        )
+        return Networked(env, **own)
 
 
 class _Environments(Mapping[str, _Maker]):
     """Every id of Gymnasium.
 
-    An id with a colon would import a module, of whose author nobody has asked.
+    An id with a colon is none: Gymnasium would import the module before the colon without asking.
     """
 
     def __getitem__(self, name: str) -> _Maker:

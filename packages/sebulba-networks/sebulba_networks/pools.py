@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sebulba.envs.saving.sealed import seal, unseal
+from sebulba.errors import EnvError
+from sebulba.types import EnvSpec, MultiAgentSpec
 from sebulba_networks.engines import NATIVE, find_engine
 from sebulba_networks.native import NativePool
-from sebulba_networks.options import CongestionControlOptions, NetworkOptions
+from sebulba_networks.options import CongestionControlOptions, NetworkOptions, PoolOptions
 from sebulba_networks.process_pool import STEP_TIMEOUT_S, ProcessPool
 
 Pool = NativePool | ProcessPool
@@ -40,3 +43,32 @@ def make_pool(
         low[3], high[3] = -np.inf, np.inf
     library = find_engine(options.engine)()
     return ProcessPool(library, options, seeds, step_timeout_s, (low, high))
+
+
+class PoolAdapter:
+    """The adapter of a pool, but for its steps: how it is saved and closed."""
+
+    def __init__(self, pool: Pool, spec: EnvSpec | MultiAgentSpec, options: PoolOptions) -> None:
+        """Take over the pool; ``options`` are those that it was made with."""
+        self.num_envs, self.spec = pool.num_envs, spec
+        self._pool = pool
+        self._who = f"environment {spec.name!r} with {options.as_json()}"
+
+    def state(self) -> bytes:
+        """Return the state of the simulators."""
+        return seal(self._pool.state(), of=self._who, num_envs=self.num_envs)
+
+    def put_back(self, state: bytes) -> None:
+        """Go on from ``state``, which includes the seeds.
+
+        Raises:
+          EnvError: It is the state of something else, or damaged.
+        """
+        content = unseal(state, of=self._who, num_envs=self.num_envs)
+        if not isinstance(content, bytes):
+            raise EnvError(f"the saved state of {self._who} is damaged; use another")
+        self._pool.put_back(content)
+
+    def close(self) -> None:
+        """Free simulators, threads and processes; may be called twice."""
+        self._pool.close()

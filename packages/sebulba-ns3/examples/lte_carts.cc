@@ -4,8 +4,7 @@
 //   sebulba train ppo --env.id ns3:program \
 //     --env.options.source packages/sebulba-ns3/examples/lte_carts.cc --env.options.agents-on server
 
-#include <cmath>
-
+#include "pole.h"
 #include "sebulba_network.h"
 
 #include "ns3/lte-module.h"
@@ -15,7 +14,7 @@
 using namespace ns3;
 using namespace sebulba;
 
-// CartPole of Barto, Sutton and Anderson (1983), in the steps of Gymnasium's.
+// Gymnasium's CartPole, in its steps.
 class Cart : public App {
  public:
   Cart(std::string name, Ptr<Node> node, Agent& agent, Time episode)
@@ -23,31 +22,25 @@ class Cart : public App {
 
   void start() override {
     const auto chance = CreateObject<UniformRandomVariable>();
-    for (double* one : {&x_, &v_, &angle_, &turn_}) *one = chance->GetValue(-0.05, 0.05);
+    for (double& one : pole_.state) one = chance->GetValue(-0.05, 0.05);
     after(ATTACHED, [this] { tick(); });
   }
-  void on_message(const Message& message) override { force_ = message.data[0] == 1 ? 10 : -10; }
+  void on_message(const Message& message) override { pole_.push(message.data[0] == 1); }
 
  private:
   void tick() {
-    send({x_, v_, angle_, turn_});
+    send(Numbers(pole_.state, pole_.state + 4));
     after(TICK, [this] { move(), tick(); });
   }
   void move() {
-    const double sine = std::sin(angle_), cosine = std::cos(angle_);
-    const double push = (force_ + 0.05 * turn_ * turn_ * sine) / 1.1;
-    const double spin =
-        (9.8 * sine - cosine * push) / (0.5 * (4.0 / 3 - 0.1 * cosine * cosine / 1.1));
-    const double pull = push - 0.05 * spin * cosine / 1.1, s = TICK.GetSeconds();
-    x_ += s * v_, v_ += s * pull, angle_ += s * turn_, turn_ += s * spin;
+    pole_.move(TICK.GetSeconds());
     agent_.earn(1);
-    const bool has_fallen = std::abs(x_) > 2.4 || std::abs(angle_) > 12 * M_PI / 180;
-    if (has_fallen || --left_ == 0) network().end(has_fallen);
+    if (pole_.has_fallen() || --left_ == 0) network().end(pole_.has_fallen());
   }
 
   const Time TICK = MilliSeconds(20), ATTACHED = MilliSeconds(500);
   Agent& agent_;
-  double x_ = 0, v_ = 0, angle_ = 0, turn_ = 0, force_ = 0;
+  networks::Pole pole_;
   int64_t left_;
 };
 

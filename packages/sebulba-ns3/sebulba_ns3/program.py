@@ -8,24 +8,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from sebulba_networks.pools import PoolAdapter
 from sebulba_networks.process_pool import ProcessPool
 from sebulba.envs.packages import VectorKind, VectorParts
-from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import canonical_action_space, make_action_check
 from sebulba.envs.tree import Act, AgentNode, Obs, Population, compile_tree
-from sebulba.errors import EnvError, UsageError
+from sebulba.errors import UsageError
 from sebulba.types import EnvOutput, EnvSpec, MultiAgentSpec, PyTree
 
 import sebulba_ns3
 from sebulba_ns3.scenario import Program, read_program
 
 NAME = "ns3:program"
+EXAMPLE = "packages/sebulba-ns3/examples/remote_cart.cc"
 SILENT = "silent"
 """Number that a program tells where nobody was to decide for too long."""
 
 
-class ProgramAdapter:
+class ProgramAdapter(PoolAdapter):
     """A vector of simulators, with next-step autoreset. They run at the same time, each in a worker.
 
     Groups are agents with equal spaces.
@@ -35,22 +36,21 @@ class ProgramAdapter:
         self, library: Any, program: Program, seeds: Sequence[int], step_timeout_s: float
     ) -> None:
         """Begin a worker process for each seed."""
-        self.num_envs = len(seeds)
-        self.spec = program_spec(program)
+        spec = program_spec(program)
         self._program = program
-        self._places = _places(self.spec, program)
+        self._places = _places(spec, program)
         self._checks = {
             group: make_action_check(
                 canonical_action_space(program.agents[places[0]].action_space),
-                self.num_envs * len(places),
+                len(seeds) * len(places),
             )
             for group, places in self._places.items()
         }
-        self._is_one = isinstance(self.spec, EnvSpec)
+        self._is_one = isinstance(spec, EnvSpec)
         self._is_warned = SILENT not in program.info
-        self._pool = ProcessPool(
-            library, program.options, check_seeds(seeds, len(seeds)), step_timeout_s
-        )
+        checked = check_seeds(seeds, len(seeds))
+        pool = ProcessPool(library, program.options, checked, step_timeout_s)
+        super().__init__(pool, spec, program.options)
 
     def reset(self) -> EnvOutput:
         """Begin new episodes in all simulators."""
@@ -76,28 +76,6 @@ class ProgramAdapter:
 
     def fused(self) -> str:
         return "ns-3 runs in processes of its own"
-
-    def state(self) -> bytes:
-        """Return seeds, episodes and actions, which are repeated on resume."""
-        return seal(self._pool.state(), of=self._who(), num_envs=self.num_envs)
-
-    def put_back(self, state: bytes) -> None:
-        """Go on from ``state``: the simulators repeat their episodes.
-
-        Raises:
-          EnvError: It is the state of another program, or damaged.
-        """
-        content = unseal(state, of=self._who(), num_envs=self.num_envs)
-        if not isinstance(content, bytes):
-            raise EnvError(f"the saved state of {self._who()} is damaged; use another")
-        self._pool.put_back(content)
-
-    def close(self) -> None:
-        """End the worker processes; may be called twice."""
-        self._pool.close()
-
-    def _who(self) -> str:
-        return f"environment {NAME!r} with {self._program.options.json}"
 
     def _output(self, rows: Any) -> EnvOutput:
         num_agents = self._program.options.num_agents
@@ -178,6 +156,5 @@ def _parts(
     )
 
 
-EXAMPLE = "packages/sebulba-ns3/examples/remote_cart.cc"
 ENVIRONMENTS = {"program": VectorKind(_parts)}
 """What the entry point ``ns3`` of ``sebulba.environments`` names."""

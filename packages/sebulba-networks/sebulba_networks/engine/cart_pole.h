@@ -1,7 +1,8 @@
-// CartPole (Barto, Sutton and Anderson 1983) with Gymnasium's equations, in the event loop.
+// CartPole in the event loop.
 #pragma once
 
 #include "congestion_control.h"
+#include "pole.h"
 
 namespace networks {
 
@@ -23,7 +24,7 @@ class CartPole {
 
   void reset(const Output& output) {
     Random random = Random::stream(seed_, static_cast<uint64_t>(++episode_), 0);
-    for (double& value : state_) value = 0.1 * random.uniform() - 0.05;
+    for (double& value : pole_.state) value = 0.1 * random.uniform() - 0.05;
     num_steps_ = 0, has_ended_ = false;
     queue_.set(PHYSICS, now_ + PERIOD);
     show(output);
@@ -32,11 +33,11 @@ class CartPole {
 
   void step(const float* action, const Output& output) {
     if (has_ended_) return reset(output);
-    force_ = *action > 0.5f ? FORCE : -FORCE;
+    pole_.push(*action > 0.5f);
     queue_.set(STEP, now_ + PERIOD);
     run();
     ++num_steps_;
-    const bool has_fallen = std::abs(state_[0]) > MOST_X || std::abs(state_[2]) > MOST_ANGLE;
+    const bool has_fallen = pole_.has_fallen();
     const bool is_late = !has_fallen && num_steps_ >= config_->max_steps;
     has_ended_ = has_fallen || is_late;
     show(output);
@@ -50,13 +51,11 @@ class CartPole {
  private:
   enum Source { PHYSICS, STEP, NUM_SOURCES };
   static constexpr Time PERIOD = SECOND / 50;
-  static constexpr double GRAVITY = 9.8, CART = 1.0, POLE = 0.1, HALF_LENGTH = 0.5, FORCE = 10;
-  static constexpr double MOST_X = 2.4, MOST_ANGLE = 12 * 2 * 3.141592653589793 / 360;
 
   template <class Archive>
   void exchange(Archive& archive) {
     archive(seed_), archive(episode_), archive(num_steps_), archive(has_ended_), archive(now_);
-    archive(state_), archive(force_);
+    archive(pole_);
     queue_.exchange(archive);
   }
 
@@ -66,27 +65,13 @@ class CartPole {
       const int source = queue_.first();
       now_ = queue_.time();
       if (source == STEP) return queue_.set(STEP, NEVER);
-      move();
+      pole_.move(static_cast<double>(PERIOD) / SECOND);
       queue_.set(PHYSICS, now_ + PERIOD);
     }
   }
 
-  // Euler's method, in the order of Gymnasium.
-  void move() {
-    auto& [x, speed, angle, turning] = state_;
-    const double total = CART + POLE, moment = POLE * HALF_LENGTH;
-    const double seconds = static_cast<double>(PERIOD) / SECOND;
-    const double cosine = std::cos(angle), sine = std::sin(angle);
-    const double pushed = (force_ + moment * turning * turning * sine) / total;
-    const double turns = (GRAVITY * sine - cosine * pushed) /
-                         (HALF_LENGTH * (4.0 / 3.0 - POLE * cosine * cosine / total));
-    const double speeds_up = pushed - moment * turns * cosine / total;
-    x += seconds * speed, speed += seconds * speeds_up;
-    angle += seconds * turning, turning += seconds * turns;
-  }
-
   void show(const Output& output) const {
-    std::copy_n(state_, 4, output.observation);
+    std::copy_n(pole_.state, 4, output.observation);
     *output.reward = 1;
     *output.terminated = *output.truncated = *output.is_first = 0;
     *output.acting = !has_ended_, *output.is_over = has_ended_;
@@ -98,7 +83,7 @@ class CartPole {
   int64_t episode_ = -1, num_steps_ = 0;
   bool has_ended_ = true;
   Time now_ = 0;
-  double state_[4] = {}, force_ = 0;  // position, speed, angle, speed of the angle
+  Pole pole_;
   EventQueue queue_;
   std::vector<Trace> trace_;  // nothing
 };
