@@ -216,15 +216,16 @@ class Agent(Learner[ConfigT]):
         Raises:
           UsageError: A hyper-parameter does not fit ``run``.
         """
-        self.check_run(run)
+        agent = self.for_run(run)
+        agent.check_run(run)
         networks_key, experience_key, step_key = jax.random.split(key, 3)
-        networks = self.new_networks(networks_key)
+        networks = agent.new_networks(networks_key)
         return AgentState(
             networks=networks,
-            opt=self.new_opt(networks),
-            experience=self.new_experience(experience_key, networks, run),
+            opt=agent.new_opt(networks),
+            experience=agent.new_experience(experience_key, networks, run),
             step=tuple(
-                self.new_step_state(jax.random.fold_in(step_key, j), run, j)
+                agent.new_step_state(jax.random.fold_in(step_key, j), run, j)
                 for j in range(run.num_inferencers)
             ),
         )
@@ -232,8 +233,9 @@ class Agent(Learner[ConfigT]):
     def check_run(self, run: RunSpec) -> None:
         """Raise UsageError if the hyper-parameters do not fit ``run``; most fit any."""
 
-    def begin(self, run: RunSpec) -> None:
-        """Note the sizes of a run that begins, for ``num_off_policy_optims_per_cycle``."""
+    def for_run(self, run: RunSpec) -> Self:
+        """Return this agent with the sizes of a run, where its updates follow from them."""
+        return self
 
     @abc.abstractmethod
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PyTree:

@@ -55,17 +55,8 @@ class Updater:
         self._networks: PyTree = None
         self._opt: PyTree = None
         self._experience: PyTree = None
-        spec = agent.experience_spec()
-        # Outputs are placed explicitly: on a mesh of one device JAX would otherwise simplify their
-        # specs, and the next call with them would be compiled again.
-        self._shardings = jax.tree.map(
-            lambda leaf: NamedSharding(self._mesh, leaf), spec, is_leaf=is_spec
-        )
         first, is_one = self._mesh.devices.flat[0], self._mesh.size == 1
         self._acting_sharding = SingleDeviceSharding(first) if is_one else self._replicated
-        self._acting = jax.jit(
-            self._map(self._acting_shard, (P(), spec), P()), out_shardings=self._acting_sharding
-        )
         self._take: DonatingProgram | None = None
         self._programs: dict[tuple[bool, int], DonatingProgram] = {}
         """By whether the program begins with a trajectory, and the number of its updates."""
@@ -75,7 +66,16 @@ class Updater:
 
     def begin(self, run: RunSpec) -> None:
         """Prepare for runs of these sizes; programs are compiled again."""
+        self._agent = self._agent.for_run(run)
         self._take, self._programs = None, {}
+        spec = self._agent.experience_spec()
+        # Outputs are placed explicitly: on a mesh of one device JAX would otherwise simplify their
+        # specs, and the next call with them would be compiled again.
+        self._shardings = jax.tree.map(
+            lambda leaf: NamedSharding(self._mesh, leaf), spec, is_leaf=is_spec
+        )
+        acting = self._map(self._acting_shard, (P(), spec), P())
+        self._acting = jax.jit(acting, out_shardings=self._acting_sharding)
 
     def clear(self) -> None:
         """Forget an experience that is kept elsewhere: a new run begins."""

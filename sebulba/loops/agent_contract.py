@@ -63,8 +63,7 @@ class Contract(TracedAgent):
 
     def __init__(self, agent: Agent, run: RunSpec) -> None:
         """Nothing is traced yet; ``run`` are the sizes, and no device of it need exist."""
-        super().__init__(agent, run)
-        agent.begin(run)
+        super().__init__(agent.for_run(run), run)
         self.key = jax.eval_shape(jax.random.key, 0)
         self.env_step = agent.empty_env_step(run.num_envs)
 

@@ -274,8 +274,8 @@ class GymnasiumLoop:
             len(self.update_devices),
             self._session.num_hosts,
         )
-        self.agent.begin(run_spec)
         if run_spec != self._checked:
+            self.agent = self._session.agent = self.agent.for_run(run_spec)
             check_contract(self.agent, run_spec, learns=not self._session.inference_only)
             self._checked = run_spec
         return run_spec

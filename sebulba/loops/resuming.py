@@ -54,7 +54,7 @@ def read_state(
       keys: PRNG keys for step states and for an experience that cannot be read and are made new.
       drop_replay: Begin with a new experience if the saved one does not fit.
     """
-    key, experience_key = keys
+    agent, (key, experience_key) = agent.for_run(run), keys
     saved = reader.run_spec()
     like = jax.eval_shape(lambda key: agent.new_state(key, run), key)
     networks, opt = reader.tree("networks", like.networks), reader.tree("opt", like.opt)

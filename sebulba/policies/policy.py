@@ -10,7 +10,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -196,7 +196,7 @@ class Policy:
         """Raise UsageError if values need networks that are not there."""
         if self.value_networks is not None:
             return
-        if jax.tree.leaves(_shapes(self.agent, self.agent.value_networks, self.run)):
+        if jax.tree.leaves(_shapes(self.agent, "value_networks", self.run)):
             raise UsageError(
                 f"this policy has no value networks, which {type(self.agent).__name__} needs for "
                 "values; runs save them in policy/ at their end, but not in best_policy/; load "
@@ -454,11 +454,11 @@ def load_policy(
         find_code_in(record.get(CODE_FOLDERS))
     try:
         agent, run_spec = _agent_of(record, file, trusted)
-        shapes = _shapes(agent, agent.acting_networks, run_spec)
+        shapes = _shapes(agent, "acting_networks", run_spec)
         checksums = {entry["name"]: entry["sha256"] for entry in record["arrays"]}
         value_checksums = {one["name"]: one["sha256"] for one in record.get("value_arrays", ())}
         if value_checksums:
-            value_shapes = _shapes(agent, agent.value_networks, run_spec)
+            value_shapes = _shapes(agent, "value_networks", run_spec)
     except UsageError:
         raise
     except Exception as error:  # a damaged description may make anything raise
@@ -603,12 +603,13 @@ def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
     )
 
 
-def _shapes(agent: Agent, part: Callable[[PyTree, PyTree], PyTree], run: RunSpec) -> PyTree:
-    """Return the shapes and dtypes of ``part(networks, experience)``, a method of the agent."""
+def _shapes(agent: Agent, part: str, run: RunSpec) -> PyTree:
+    """Return the shapes and dtypes of what the agent's method ``part`` returns in a new state."""
+    agent = agent.for_run(run)
 
     def of_new(key: jax.Array) -> PyTree:
         networks = agent.new_networks(key)
-        return part(networks, agent.new_experience(key, networks, run))
+        return getattr(agent, part)(networks, agent.new_experience(key, networks, run))
 
     return jax.eval_shape(of_new, jax.random.key(0))
 

@@ -63,7 +63,7 @@ def _num_updates(config: ExperimentConfig, agent: Agent) -> int | dict[str, int]
     """
 
     hosts = config.distributed.hosts
-    agent.begin(RunSpec(config.num_envs, 1, config.steps_per_cycle, 1, hosts))
+    agent = agent.for_run(RunSpec(config.num_envs, 1, config.steps_per_cycle, 1, hosts))
 
     def updates_of(one: Agent) -> int:
         return sum(map(one.num_off_policy_optims_per_cycle, range(1, config.annealed_cycles + 1)))

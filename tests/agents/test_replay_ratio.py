@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ ALONE: Any = {"num_inferencers_per_device": 1, "inference_devices": [0], "update
 
 
 def updates_after(agent: Any, run: RunSpec, env_steps: int) -> int:
-    agent.begin(run)
+    agent = agent.for_run(run)
     cycles, rest = divmod(env_steps, run.num_hosts * run.num_envs * run.steps_per_cycle)
     assert not rest
     return sum(map(agent.num_off_policy_optims_per_cycle, range(1, cycles + 1)))
@@ -69,7 +71,7 @@ def test_what_was_counted_by_trajectories_still_is() -> None:
 
 def test_sizes_have_to_be_known() -> None:
     agent = make_agent(SPEC, NEUTRAL["dqn"].make().agent)
-    with pytest.raises(UsageError, match=r"call agent\.begin\(run\) first"):
+    with pytest.raises(UsageError, match=r"use agent\.for_run\(run\)"):
         agent.num_off_policy_optims_per_cycle(1)
 
 
@@ -104,8 +106,28 @@ def test_learners_with_a_ratio_play_beside_others() -> None:
     members = {"seat/seat_0": first, "*/*": PPOConfig(torso=torso)}
     agent: Any = make_agent(sebulba.env_spec(Turns), MultiAgentConfig(members))
     run = RunSpec(8, 1, 8, 1)
-    agent.begin(run)
+    agent = agent.for_run(run)
     # One due after 1 to 40 env steps is made up for after the first trajectory of 64.
     assert {n: agent.num_off_policy_optims_per_cycle(n) for n in (1, 2)} == {1: 40, 2: 40}
     dqn = agent._schedules["seat/seat_0"]
     assert [dqn.due(n) for n in (1, 2, 3)] == [12, 32, 32]
+
+
+def test_loops_of_two_sizes_share_learners_with_a_ratio(tmp_path: Path) -> None:
+    replay = ReplayConfig(2000, 8, updates_per_env_step=0.25, warm_up_env_steps=16)
+    torso = TorsoConfig(hidden_sizes=(8,))
+    first = DQNConfig(torso=torso, replay=replay)
+    members = {"seat/seat_0": first, "*/*": PPOConfig(torso=torso, epochs=1)}
+    agent: Any = make_agent(sebulba.env_spec(Turns), MultiAgentConfig(members))
+    with contextlib.ExitStack() as stack:
+        options: Any = {"schedule": "lockstep", **ALONE}
+        loops = [
+            stack.enter_context(sebulba.GymnasiumLoop(Turns, agent, num_envs, **options))
+            for num_envs in (4, 8)
+        ]
+        states = [loop.new_state(0, 8) for loop in loops]
+        results = [loop.run(state, 2, 8) for loop, state in zip(loops, states, strict=True)]
+    # PPO has 4 updates a trajectory; a quarter of 64 env steps, less those of warm-up, is more.
+    assert [result.counters.updates for result in results] == [4 + 8, 12 + 16]
+    sebulba.save_policy(tmp_path, agent, results[0].acting_networks)
+    sebulba.load_policy(tmp_path, trust=True)

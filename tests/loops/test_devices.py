@@ -61,6 +61,7 @@ def train(num_devices, num_updates=10):
     run = RunSpec(B, 1, T, num_devices)
     state = jax.jit(lambda key: agent.new_state(key, run))(jax.random.key(0))
     updater = Updater(agent, mesh, jax.random.key(1))
+    updater.begin(run)
     updater.place(state)
     hand_off = HandOffToMesh(agent, mesh)
     for index, trajectory in enumerate(batches(agent, num_updates)):

@@ -383,6 +383,7 @@ def test_the_prototype_learns_from_a_trajectory_what_the_trainer_learns_from_it(
     trajectory = jax.tree.map(np.array, kept.trajectory)
     mesh = UpdateMesh(jax.devices()[:1])
     updater = Updater(agent, mesh, jax.random.key(0))
+    updater.begin(run)
     updater.place(state)
     step_states = kept.initial_step_state, kept.final_step_state
     copies = jax.tree.map(lambda x: x.copy(), step_states)

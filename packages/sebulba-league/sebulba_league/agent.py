@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -197,8 +198,10 @@ class LeagueAgent(Agent[LeagueConfig]):
         self.lanes.check(run)
         self.learner.check_run(self._run_of(run, self.lanes.learner(run.num_envs)))
 
-    def begin(self, run: RunSpec) -> None:
-        self.learner.begin(run)
+    def for_run(self, run: RunSpec) -> Self:
+        there = copy.copy(self)
+        there.learner = self.learner.for_run(run)
+        return there
 
     def new_networks(self, key: jax.Array) -> PyTree:
         return self.learner.new_networks(key)

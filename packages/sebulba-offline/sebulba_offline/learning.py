@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any
+import functools
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +94,7 @@ class LearnsFromData(OffPolicyAgent):
     """An agent of transitions whose configuration has ``DataFields``: the first base of such."""
 
     config: Any
-    _cycles_of_data = 1
+    _run: RunSpec | None = None
 
     def hold_data(self) -> None:
         """Give the agent its replay; the last thing that a constructor does."""
@@ -113,13 +114,23 @@ class LearnsFromData(OffPolicyAgent):
             "must be the folder of a data set",
             "record one with sebulba dataset record RUN --out DIR, and give --agent.dataset DIR",
         )
-        self._cycles_of_data = trajectories_of(self.config.dataset, run)
+        read_record(self.config.dataset)
         if run.num_inferencers * run.num_hosts != 1:
             raise UsageError(
                 f"{run.num_inferencers * run.num_hosts} Inferencers cannot read one data set; use "
                 "--num-inferencers-per-device 1 and one inference device"
             )
         super().check_run(run)
+
+    def for_run(self, run: RunSpec) -> Self:
+        there = super().for_run(run)
+        there._run = run
+        there.__dict__.pop("_cycles_of_data", None)
+        return there
+
+    @functools.cached_property
+    def _cycles_of_data(self) -> int:
+        return 1 if self._run is None else trajectories_of(self.config.dataset, self._run)
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
         """Return the updates that are due; none until the replay holds all of the data."""

@@ -87,8 +87,10 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         self.replay.check_run(run, self.config.replay.batch_size)
         check_warm_up(self._schedule_of(run).first, self.replay.rows_of_start, run)
 
-    def begin(self, run: RunSpec) -> None:
-        self._schedule = self._schedule_of(run)
+    def for_run(self, run: RunSpec) -> Self:
+        there = copy.copy(self)
+        there._schedule = self._schedule_of(run)
+        return there
 
     def _schedule_of(self, run: RunSpec) -> Schedule:
         least = least_warm_up(self.replay.rows_of_start, run)

@@ -91,7 +91,7 @@ class ReplayConfig:
         if not steps and not is_plain:
             raise UsageError(
                 "replay.updates_per_env_step and replay.warm_up_env_steps need the sizes of the "
-                "run; call agent.begin(run) first, as GymnasiumLoop does"
+                "run; use agent.for_run(run), as GymnasiumLoop does"
             )
         rate = Fraction(self.updates_per_cycle or 1, self.cycles_per_update or 1)
         if ratio is not None and not by_cycle:

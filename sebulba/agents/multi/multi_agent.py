@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import gymnasium
 import jax
@@ -116,13 +117,11 @@ class MultiAgent(Agent[MultiAgentConfig]):
             name: agent_class_of(one, *_OF_AUXILIARY)(spec, one)
             for name, one in config.auxiliary.items()
         }
-        trained = {name: member.agent for name, member in self.members.items() if member.trains}
-        self._learners: dict[str, Any] = {**trained, **self.auxiliaries}
         if twice := sorted(self.members.keys() & self.auxiliaries.keys()):
             raise UsageError(f"auxiliary {twice[0]!r} has the name of a member; give it another")
         key = jax.eval_shape(jax.random.key, 0)
         shapes = [jax.eval_shape(one.new_networks, key) for one in self.auxiliaries.values()]
-        in_one = all(agent.updates_in_one_program for agent in trained.values())
+        in_one = all(m.agent.updates_in_one_program for m in self.members.values() if m.trains)
         self.updates_in_one_program = in_one and not has_convolutions(shapes)
 
     # What is made once.
@@ -146,10 +145,19 @@ class MultiAgent(Agent[MultiAgentConfig]):
             except UsageError as error:
                 raise UsageError(f"member {name!r}: {error}") from error
 
-    def begin(self, run: RunSpec) -> None:
-        for member in self.members.values():
-            member.agent.begin(run)
-        self.__dict__.pop("_schedules", None)
+    def for_run(self, run: RunSpec) -> Self:
+        there = copy.copy(self)
+        there.members = {
+            name: member._replace(agent=member.agent.for_run(run))
+            for name, member in self.members.items()
+        }
+        there.__dict__.pop("_schedules", None)
+        return there
+
+    @property
+    def _learners(self) -> dict[str, Any]:
+        trained = {name: member.agent for name, member in self.members.items() if member.trains}
+        return {**trained, **self.auxiliaries}
 
     def _all(self) -> dict[str, Any]:
         return {**{name: m.agent for name, m in self.members.items()}, **self.auxiliaries}

@@ -198,7 +198,7 @@ def sizes_of(agent: Agent, run_spec: RunSpec) -> dict[str, int]:
 
     ``"trajectory"`` includes the bootstrap row; ``"row"`` is the environment step of one time.
     """
-    key = jax.random.key(0)
+    agent, key = agent.for_run(run_spec), jax.random.key(0)
     state = jax.eval_shape(lambda key: agent.new_state(key, run_spec), key)
     acting = jax.eval_shape(agent.staged, state.networks, state.experience)
     trajectory = jax.eval_shape(lambda acting: agent.empty_trajectory(acting, run_spec), acting)

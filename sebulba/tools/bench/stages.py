@@ -117,7 +117,6 @@ class Stages:
         self._placed = place(config, factory, agent, config.num_envs)
         assert isinstance(self._placed.options, ExperimentConfig)
         self._config = config = self._placed.options
-        self._agent = agent
         self._seconds = seconds
         update_devices, factory = self._placed.update, self._placed.factory
         self._mesh = UpdateMesh(update_devices)
@@ -129,7 +128,7 @@ class Stages:
         self._run = RunSpec(
             config.num_envs, len(self._devices), config.steps_per_cycle, len(update_devices)
         )
-        agent.begin(self._run)
+        self._agent = agent = agent.for_run(self._run)
         self._factory = factory
         self._given = Given(factory, agent, config.cycle, config.schedule)
         self._places = Places(self._given)
@@ -142,6 +141,7 @@ class Stages:
         self._works: dict[str, list[Work]] = {}
         self._hand_off = HandOffToMesh(agent, self._mesh)
         self._updater = Updater(agent, self._mesh, jax.random.key(config.seed))
+        self._updater.begin(self._run)
         self._consumed = self._updates = 0
         self.kind = ""
         """How a cycle runs: ``"stepped"`` or ``"fused"``; known after the first ``use``."""

@@ -199,10 +199,10 @@ def check_purity(subject: AgentSubject) -> Finding:
     """Trace everything again: a pure function gives the same program."""
     first = subject.contract
     second = Contract(subject.agent, first.run)
-    kept = dict(vars(subject.agent))  # what begin() writes is written
+    agent, kept = second.agent, dict(vars(second.agent))
     second.check_acting()
     second.check_learning()
-    changed = [name for name, value in vars(subject.agent).items() if kept.get(name) is not value]
+    changed = [name for name, value in vars(agent).items() if kept.get(name) is not value]
     for method, program in first.programs.items():
         if _text(program) != _text(second.programs[method]):
             return problem(

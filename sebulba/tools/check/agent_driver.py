@@ -124,12 +124,13 @@ class Driver:
     ) -> None:
         """Begin with ``state``; None makes one."""
         mesh = UpdateMesh(jax.devices()[:devices])
-        self.agent, run = agent, run_spec(devices, num_inferencers, num_steps)
-        agent.begin(run)
+        run = run_spec(devices, num_inferencers, num_steps)
+        self.agent = agent = agent.for_run(run)
         state = state or self.new_state(run)
         self.streams = make_streams(agent, state)
         self._hand_off = HandOffToMesh(agent, mesh)
         self.updater = Updater(agent, mesh, jax.random.key(1))
+        self.updater.begin(run)
         self.first_state = state
         # The same behaviour whatever the networks become: these act for ever.
         self._acting = agent.acting_networks(state.networks, state.experience)
