@@ -14,11 +14,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.agent import TRAJECTORY_SPEC, Agent, AgentState, is_spec, spec_of_each_leaf
+from sebulba.agent import (
+    TRAJECTORY_SPEC,
+    Agent,
+    AgentState,
+    is_spec,
+    spec_of_each_leaf,
+    with_bank,
+)
 from sebulba.errors import UsageError, shown
 from sebulba.loops.agent_tracing import TracedAgent, kind_of, shape_of
 from sebulba.support.trees import named_leaves
-from sebulba.types import PyTree, RunSpec, Trajectory, policy_row
+from sebulba.types import MultiAgentSpec, PyTree, RunSpec, Trajectory, policy_row
 
 
 def check_contract(agent: Agent, run: RunSpec, *, learns: bool = True) -> None:
@@ -31,7 +38,7 @@ def check_contract(agent: Agent, run: RunSpec, *, learns: bool = True) -> None:
       UsageError: A method returns something else than the contract says, or raises a JAX error.
     """
     check_is_agent(agent)
-    if type(agent).__module__.startswith(("sebulba.", "sebulba_")):
+    if type(agent).__module__.startswith("sebulba."):
         return
     contract = Contract(agent, run)
     contract.check_acting()
@@ -116,6 +123,13 @@ class Contract(TracedAgent):
             return self.networks  # so that a wrong step is not met in new_experience first
         return self.trace("acting_networks", self.networks, self.experience)
 
+    @functools.cached_property
+    def staged(self) -> PyTree:
+        """What Inferencers act with: the acting networks, and the bank if the agent has one."""
+        has_bank = type(self.agent).bank is not Agent.bank
+        bank = self.trace("bank", self.experience) if has_bank else ()
+        return with_bank(self.acting_networks, bank)
+
     # Acting.
 
     @functools.cached_property
@@ -130,18 +144,20 @@ class Contract(TracedAgent):
 
     def _step(self, *, explore: bool) -> PyTree:
         env_step = policy_row(self.agent.spec, self.env_step)
-        given = (self.acting_networks, self.step_state, env_step)
+        given = (self.staged, self.step_state, env_step)
         call = f"step(explore={explore})"
         output, step_state = self.trace(
             "step", *given, check=self._check_step, label=call, explore=explore
         )
-        space, num_envs = self.agent.spec.action_space, self.run.num_envs
-        expected = jax.ShapeDtypeStruct((num_envs, *(space.shape or ())), space.dtype)
-        if (output.action.shape, output.action.dtype) != (expected.shape, expected.dtype):
+        num_envs, expected = self.run.num_envs, self.env_step.prev_action
+        if isinstance(self.agent.spec, MultiAgentSpec):
+            remedy = "return {group: actions}, [B, A, ...] for the A agents of each group"
+            self.check_same(call, "actions", output.action, expected, remedy)
+        elif (output.action.shape, output.action.dtype) != (expected.shape, expected.dtype):
             self.fail(
                 call,
                 f"returns actions {shape_of(output.action)}; expected {shape_of(expected)}, a row "
-                f"for each of {num_envs} environments with actions {space}",
+                f"for each of {num_envs} environments with actions {self.agent.spec.action_space}",
                 _action_remedy(output.action, expected),
             )
         for name, leaf in zip(*named_leaves(output.extras), strict=True):
@@ -165,7 +181,8 @@ class Contract(TracedAgent):
                 f"returns {kind_of(output)} for the actions; expected {expected}",
                 "return sebulba.ActionOutput(action), step_state",
             )
-        if isinstance(output.action, tuple | list | dict):
+        is_one = not isinstance(self.agent.spec, MultiAgentSpec)
+        if is_one and isinstance(output.action, tuple | list | dict):
             self.fail(
                 "step",
                 f"returns {kind_of(output.action)} as actions; expected one array",
@@ -178,7 +195,7 @@ class Contract(TracedAgent):
     def trajectory(self) -> Trajectory:
         """A trajectory, with the sizes of all devices together."""
         return jax.eval_shape(
-            lambda networks: self.agent.empty_trajectory(networks, self.run), self.acting_networks
+            lambda networks: self.agent.empty_trajectory(networks, self.run), self.staged
         )
 
     @functools.cached_property

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import sebulba
+from sebulba.agents.configs import MultiAgentConfig, PPOConfig, TorsoConfig
+from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.commands import cli
 from sebulba.errors import UsageError
 from sebulba.loops.agent_contract import check_contract
@@ -20,6 +22,7 @@ from tests.support import broken_agents
 from tests.support.agent_driver import SPEC
 from tests.support.agent_suite import AGENTS
 from tests.support.broken_agents import Good, GoodConfig
+from tests.support.populations import Turns
 from tests.support.tiny import CountingEnv
 
 CONTRACT = (
@@ -161,6 +164,29 @@ def test_agents_of_the_package_are_not_traced(monkeypatch: pytest.MonkeyPatch) -
     agent = AGENTS["reinforce"].to_count()
     monkeypatch.setattr(type(agent), "step", None)
     check_contract(agent, run_spec())
+
+
+def test_agents_of_plug_ins_are_traced_whatever_their_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = broken_agents.ColumnOfActions(SPEC, GoodConfig())
+    monkeypatch.setattr(type(agent), "__module__", "sebulba_corridor")
+    with pytest.raises(UsageError, match=r"^ColumnOfActions\.step"):
+        check_contract(agent, run_spec())
+
+
+def test_an_own_agent_of_many_is_traced() -> None:
+    class Own(MultiAgent):
+        def step(self, networks, step_state, env_step, *, explore=True):
+            output, state = super().step(networks, step_state, env_step, explore=explore)
+            return output._replace(action=of_step(output.action)), state
+
+    config = MultiAgentConfig({"*": PPOConfig(torso=TorsoConfig(hidden_sizes=(4,)))})
+    agent = Own(sebulba.env_spec(Turns), config)
+    of_step = dict
+    check_contract(agent, run_spec(4))
+    (group,) = agent.groups
+    of_step = lambda action: {group: action[group][:, :1]}  # noqa: E731
+    with pytest.raises(UsageError, match=rf"^Own\.step.* actions with {group}.*\[B, A, \.\.\.\]"):
+        check_contract(agent, run_spec(4))
 
 
 def test_what_is_no_agent_or_half_of_one_is_refused() -> None:

@@ -238,7 +238,7 @@ def _is_key(x: Any) -> bool:
 def check_keys(subject: AgentSubject) -> Finding:
     """Look whether a PRNG key is used twice."""
     contract, agent = subject.contract, subject.agent
-    acting = (contract.acting_networks, contract.step_state, contract.env_step)
+    acting = (contract.staged, contract.step_state, contract.env_step)
     learning = (contract.networks, contract.opt, contract.local_experience, contract.key)
 
     def twice(networks: PyTree, step_state: PyTree, env_step: Any) -> PyTree:
@@ -281,7 +281,7 @@ def check_explore(subject: AgentSubject) -> Finding:
             "step(explore=False) is the same program and draws random numbers, too",
             "take the likeliest action where explore is False: the evaluation policy",
         )
-    given = (subject.contract.acting_networks, subject.contract.step_state)
+    given = (subject.contract.staged, subject.contract.step_state)
     num_networks, num_state = (len(jax.tree.leaves(tree)) for tree in given)
     obs = len(jax.tree.leaves(subject.contract.env_step.obs))
     total = len(exploiting.in_avals)
