@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import math
 import typing
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -12,6 +14,8 @@ import docstring_parser
 import tyro
 from tyro.constructors import (
     ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
     StructConstructorSpec,
     StructFieldSpec,
     StructTypeInfo,
@@ -188,6 +192,30 @@ def dataclass_rule(info: StructTypeInfo) -> StructConstructorSpec | None:
             raise _RefusedError(error) from error
 
     return StructConstructorSpec(make, tuple(map(field_spec, names)))
+
+
+@registry.primitive_rule
+def whole_number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    """Read whole numbers that are written as in Python or with an exponent: 1e6 is 1,000,000."""
+    if info.type is not int:
+        return None
+
+    def read(words: list[str]) -> int:
+        number = math.nan
+        with contextlib.suppress(ValueError):
+            number = float(words[0])
+            return int(words[0])
+        if not number.is_integer() or abs(number) > 2**53:
+            raise ValueError(f"{words[0]!r} is not a whole number; use for example 1000000 or 1e6")
+        return int(number)
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 class _RefusedError(Exception):

@@ -334,6 +334,15 @@ def test_an_option_of_the_environment_needs_a_value(capsys):
     assert "--env.options.size needs a value" in said
 
 
+@pytest.mark.parametrize(("word", "number"), [("1e6", 10**6), ("2.5e5", 250_000), ("1_000", 1000)])
+def test_whole_numbers_may_have_an_exponent(word, number, capsys):
+    assert parse("cartpole", ["--total-env-steps", word]).total_env_steps == number
+    for wrong in ("1.5", "1e400", "nan", "many"):
+        with pytest.raises(SystemExit):
+            parse("cartpole", [f"--total-env-steps={wrong}"])
+        assert f"'{wrong}' is not a whole number" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
