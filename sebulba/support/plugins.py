@@ -48,6 +48,7 @@ _APART = {
         "networked": _NETWORKS,
         "external": _EXTERNAL,
         "sets": "sebulba-sets",
+        "ns3": "sebulba-ns3",
     },
     PRESETS: {
         **{f"congestion-{agent}": _NETWORKS for agent in ("ppo", "impala", "sac", "ddpg")},

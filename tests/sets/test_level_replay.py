@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sebulba_sets.environments import ENVIRONMENTS
 from sebulba_sets.level_replay import learnability
 
 from sebulba import UsageError
+from sebulba.envs import env_spec, make_env_factory
 from sebulba.envs.jax_adapter import JaxAdapter
 from sebulba.envs.policy_view import as_played
 from tests.support.loop_helpers import make_tiny_loop
@@ -43,8 +43,7 @@ class Levels:
 
 
 def made(num_envs: int = 16, **options: Any) -> Any:
-    parts = ENVIRONMENTS["levels"].parts({"env": Levels, **options}, None, 60.0)
-    return parts.make(num_envs, list(range(num_envs)))
+    return make_env_factory("sets:levels", levels=Levels, **options)(num_envs, range(num_envs))
 
 
 def shares(adapter: Any, num_steps: int = 600) -> np.ndarray:
@@ -108,25 +107,25 @@ def test_the_levels_of_a_buffer_are_those_that_were_played():
 
 
 def test_a_fused_loop_replays_levels():
-    parts = ENVIRONMENTS["levels"].parts({"env": Levels, "replay": 0.9}, None, 60.0)
-    loop, _ = make_tiny_loop(parts.make, num_inferencers_per_device=1)
+    factory = make_env_factory("sets:levels", levels=Levels, replay=0.9)
+    loop, _ = make_tiny_loop(factory, num_inferencers_per_device=1)
     with loop:
         assert loop.train(total_env_steps=128, steps_per_cycle=8).metrics["episodes"] > 0
-    assert parts.make_spec() == parts.make(2, [0, 1]).spec
+    assert env_spec(factory) == factory(2, [0, 1]).spec
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "needs the option 'env'"),
-        ({"env": "CartPole-v1"}, "written in JAX; use sets:split"),
-        ({"env": Levels, "replay": 2.0}, "replay=2.0 must be"),
-        ({"env": Levels, "bufer": 3}, "has no option 'bufer'.*buffer"),
+        ({}, "needs the option 'levels'"),
+        ({"levels": "CartPole-v1"}, "written in JAX; use sets:split"),
+        ({"levels": Levels, "replay": 2.0}, "replay=2.0 must be"),
+        ({"levels": Levels, "bufer": 3}, "has no option 'bufer'.*buffer"),
     ],
 )
 def test_wrong_options_are_refused_in_words(options, words):
     with pytest.raises(UsageError, match=words):
-        ENVIRONMENTS["levels"].parts(options, None, 60.0)
+        make_env_factory("sets:levels", **options)
 
 
 def test_a_buffer_smaller_than_the_vector_is_refused():

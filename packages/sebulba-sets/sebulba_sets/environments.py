@@ -106,10 +106,10 @@ def _levels(
     options: Mapping[str, Any], num_threads: int | None, step_timeout_s: float
 ) -> VectorParts:
     own = [field.name for field in dataclasses.fields(ReplayOptions)]
-    check_option_names(options, ("env", *own), "sets:levels")
-    if "env" not in options:
-        raise UsageError("sets:levels needs the option 'env'; use env my_levels:Maze")
-    given, more = options["env"], {}
+    check_option_names(options, ("levels", *own), "sets:levels")
+    if "levels" not in options:
+        raise UsageError("sets:levels needs the option 'levels'; use levels my_levels:Maze")
+    given, more = options["levels"], {}
     if isinstance(given, list | tuple) and len(given) == 2:
         given, more = given
     factory: Any = make_env_factory(given, **more)
@@ -118,8 +118,8 @@ def _levels(
     if type(one) is not JaxAdapter:
         one.close()
         raise UsageError(
-            f"env={shown(given)} must be an environment of one agent that is written in JAX; use "
-            "sets:split for others"
+            f"levels={shown(given)} must be an environment of one agent that is written in JAX; "
+            "use sets:split for others"
         )
     env, spec = one._env, dataclasses.replace(one.spec, name="sets:levels")
 
