@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -12,7 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from sebulba.agent import LEARNER_AXIS, Agent, AgentState, Loss, WithBank, spec_of_each_leaf
+from sebulba.agent import (
+    LEARNER_AXIS,
+    Agent,
+    AgentState,
+    Loss,
+    WithBank,
+    is_spec,
+    spec_of_each_leaf,
+)
 from sebulba.agents.configs import MultiAgentConfig
 from sebulba.agents.kernels.legal_actions import only_legal
 from sebulba.agents.multi.multi_agent import MultiAgent
@@ -175,8 +184,9 @@ class LeagueAgent(Agent[LeagueConfig]):
         elif isinstance(strategy, str) and is_attribute(strategy):
             strategy = load_attribute(f"agent.anchors[{name!r}]", strategy)
         try:
-            frozen = {self.group: strategy}
-            return MultiAgent(self._seat, MultiAgentConfig({"*": _any_of(self.config)}, frozen))
+            any_agent = next(iter(self.config.agents.values()))
+            config = MultiAgentConfig({"*": any_agent}, {self.group: strategy})
+            return MultiAgent(self._seat, config)
         except UsageError as error:
             raise UsageError(f"agent.anchors[{name!r}]={shown(strategy)}: {error}") from error
 
@@ -222,10 +232,8 @@ class LeagueAgent(Agent[LeagueConfig]):
         two = jnp.zeros((2, opponents), jnp.int32)
         table = (size + len(self.anchors), self.lanes.seats, 3)
         anchors = {
-            name: one.new_experience(key, one.new_networks(key), self._run_of(run, rows_))
-            for rows_, (name, one) in zip(
-                self._anchor_rows(run.num_envs), self.anchors.items(), strict=True
-            )
+            name: one.new_experience(key, one.new_networks(key), self._run_of(run, own))
+            for name, one, own in self._anchors(run.num_envs)
         }
         return LeagueExperience(
             learner,
@@ -298,12 +306,9 @@ class LeagueAgent(Agent[LeagueConfig]):
         rows.append(others)
         actions.append(action)
         anchors = {}
-        for others, (name, one) in zip(
-            self._anchor_rows(num_envs), self.anchors.items(), strict=True
-        ):
+        for name, one, others in self._anchors(num_envs):
             view = self.seats(env_step, others, 0)
-            given_ = bank.anchors[name], step_state.anchors[name], view
-            done, anchors[name] = one.step(*given_)
+            done, anchors[name] = one.step(bank.anchors[name], step_state.anchors[name], view)
             rows.append(others)
             actions.append(done.action[self.group])  # type: ignore[call-overload]
 
@@ -345,7 +350,7 @@ class LeagueAgent(Agent[LeagueConfig]):
         def both() -> PyTree:
             new, before = act(NOW), act(BEFORE)
             specs = spec_of_each_leaf(self.learner.step_state_spec(), new[1])
-            state = jax.tree.map(chosen, specs, new[1], before[1], is_leaf=_is_spec)
+            state = jax.tree.map(chosen, specs, new[1], before[1], is_leaf=is_spec)
             return chosen(P(LEARNER_AXIS), new[0], before[0]), state
 
         action, state = jax.lax.cond(old.any(), both, lambda: act(NOW))
@@ -389,9 +394,10 @@ class LeagueAgent(Agent[LeagueConfig]):
         padded = jnp.pad(of_lanes, (0, self.lanes.number - len(of_lanes)))
         return jnp.tile(padded, num_envs // self.lanes.number)
 
-    def _anchor_rows(self, num_envs: int) -> list[np.ndarray]:
-        first = self.lanes.opponents
-        return [self.lanes.others(first + i, num_envs) for i in range(len(self.anchors))]
+    def _anchors(self, num_envs: int) -> Iterator[tuple[str, MultiAgent, np.ndarray]]:
+        """Yield the name, the agent and the rows of each."""
+        for lane, (name, one) in enumerate(self.anchors.items(), self.lanes.opponents):
+            yield name, one, self.lanes.others(lane, num_envs)
 
     def seats(self, env_step: EnvStep, rows: np.ndarray, num_leading: int) -> EnvStep:
         """Return ``[*, B, A, ...]`` as environments of one seat, ``[*, len(rows), 1, ...]``."""
@@ -574,14 +580,6 @@ class LeagueAgent(Agent[LeagueConfig]):
 def _written(history: PyTree, acting: PyTree, row: int) -> PyTree:
     """Return the history, which is donated, with acting networks in a row."""
     return jax.tree.map(lambda rows, leaf: rows.at[row].set(leaf), history, acting)
-
-
-def _is_spec(x: Any) -> bool:
-    return isinstance(x, P)
-
-
-def _any_of(config: LeagueConfig) -> Any:
-    return next(iter(config.agents.values()))
 
 
 def _described(spec: MultiAgentSpec) -> str:

@@ -230,7 +230,7 @@ class OffPolicyAgent(Agent[ConfigT], Generic[ConfigT, ReplayT]):
         # Not ``opt.updates``: a run may have been resumed with an empty replay.
         first, every, each, at_first = self._schedule or config.schedule()
         since = jnp.sum(experience.trajectories) - first
-        updates = at_first + (-(-since // every) - 1) * each + (opt.updates - at_first) % each
+        updates = at_first + (since - 1) // every * each + (opt.updates - at_first) % each
         updates = jnp.where(since > 0, updates, opt.updates % at_first)
         inserted = jnp.maximum(self.replay.inserted(experience), 1.0)
         metrics = {

@@ -85,23 +85,24 @@ class ReplayConfig:
         Raises:
           UsageError: ``env_steps`` is not known, and updates are counted by env steps.
         """
-        ratio, steps = self.updates_per_env_step, env_steps or 0
-        by_cycle = ratio is None or self.updates_per_cycle or self.cycles_per_update
-        is_plain = by_cycle and (self.warm_up_cycles or not self.warm_up_env_steps)
-        if not steps and not is_plain:
+        by_cycle = self.updates_per_cycle or self.cycles_per_update
+        ratio = None if by_cycle else self.updates_per_env_step
+        warms_up = not self.warm_up_cycles and (self.warm_up_env_steps or ratio is not None)
+        steps = env_steps or 0
+        if not steps and (warms_up or ratio is not None):
             raise UsageError(
                 "replay.updates_per_env_step and replay.warm_up_env_steps need the sizes of the "
                 "run; use agent.for_run(run), as GymnasiumLoop does"
             )
         rate = Fraction(self.updates_per_cycle or 1, self.cycles_per_update or 1)
-        if ratio is not None and not by_cycle:
+        if ratio is not None:
             rate = Fraction(ratio).limit_denominator(10**6) * steps
             most = 64  # updates, or trajectories, that are gathered
             rate = (
                 rate.limit_denominator(most) if rate > 1 else 1 / (1 / rate).limit_denominator(most)
             )
         updates, every = rate.as_integer_ratio()
-        if is_plain or self.warm_up_cycles:
+        if not warms_up:
             return Schedule(self.warm_up_cycles or 1, every, updates, updates)
         before = Fraction(self.warm_up_env_steps, steps)
         first = max(least, math.ceil(before + 1 / rate))
