@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from sebulba.errors import UsageError
 from sebulba.types import (
     ActionOutput,
+    EnvAdapter,
     EnvSpec,
     EnvStep,
     FinalObs,
@@ -249,6 +250,14 @@ class Agent(Learner[ConfigT]):
         """
 
     # What an Inferencer runs.
+
+    def make_cycle(self, env: EnvAdapter, programs: Any, device: jax.Device, timer: Any) -> Any:
+        """Return a cycle of the agent's own for an Inferencer; by default None, any other one.
+
+        For an agent that brings its trajectories, such as from a data set. Arguments and result
+        are those of ``sebulba.inference.places.MakeCycle``.
+        """
+        return None
 
     @abc.abstractmethod
     def step(

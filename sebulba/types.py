@@ -237,6 +237,10 @@ class EnvAdapter(Protocol):
 
     Rows are always in environment order; arrays are fresh or copied (JAX may alias a NumPy array
     that it is given, so nothing handed out is written again); dtypes are those of ``spec``.
+
+    An adapter may have three more methods. ``as_played()`` returns the one in which policies are
+    evaluated. ``metrics_of(adapters)``, a static one, returns metrics of those of all Inferencers.
+    ``make_cycle(programs, device, timer)`` returns the cycle of an environment that nobody steps.
     """
 
     spec: Any

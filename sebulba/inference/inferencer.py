@@ -105,9 +105,7 @@ class Inferencer:
             # of every other thread would wait too.
             jax.block_until_ready(staged)
         item, self.step_state = self.run_cycle.run(staged.networks, self.step_state, stop)
-        own = getattr(
-            self.run_cycle, "policy_version", None
-        )  # where it takes newer networks itself
+        own = getattr(self.run_cycle, "policy_version", None)  # if it takes newer networks itself
         version = staged.policy_version if own is None else own
         numbers = [np.array(x, np.int32) for x in (version, self.index, self.cycle)]
         self.cycle += 1

@@ -133,8 +133,8 @@ def make_cycle(
     """
     if callable(kind):
         return kind(env, programs, device, timer), "given"
-    if hasattr(programs.agent, "make_cycle"):  # an agent that has data to learn from
-        return programs.agent.make_cycle(env, programs, device, timer), "of the agent"
+    if (own := programs.agent.make_cycle(env, programs, device, timer)) is not None:
+        return own, "of the agent"
     if hasattr(env, "make_cycle"):  # an environment that nobody steps
         return env.make_cycle(programs, device, timer), "of the environment"
     if kind == "stepped":

@@ -249,7 +249,8 @@ def test_a_jax_environment_is_fused_on_any_device(monkeypatch):
     monkeypatch.setattr(
         "sebulba.inference.places.FusedCycle", lambda *a, **k: made.setdefault("fused", a)
     )
-    programs: Any = types.SimpleNamespace(agent=None)
+    agent = types.SimpleNamespace(make_cycle=lambda *given: None)
+    programs: Any = types.SimpleNamespace(agent=agent)
     device: Any = OnAnAccelerator()
     _, why = make_cycle("auto", adapter(EchoEnv), programs, device, None)  # type: ignore[arg-type]
     assert made and why == "the environment is written in JAX"

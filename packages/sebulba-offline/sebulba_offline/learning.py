@@ -139,7 +139,7 @@ class LearnsFromData(OffPolicyAgent):
     def make_cycle(
         self, env: EnvAdapter, programs: CyclePrograms, device: jax.Device, timer: PhaseTimer
     ) -> DataCycle:
-        """Return a cycle that reads the data set, for ``sebulba.inference.places.make_cycle``."""
+        """Return a cycle that reads the data set."""
         online_after = self.config.online_after_env_steps
         if online_after is not None:
             run = programs.run
