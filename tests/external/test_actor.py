@@ -178,7 +178,7 @@ def play(
             while not stop.is_set():
                 reports: dict[Any, Any] = {}
                 for k, name in enumerate(streams):
-                    if at[name] < 0:
+                    if at[name] < 0 or rng.random() < 0.03:  # some episodes are never ended
                         episode += 1
                         at[name], numbers[name] = 0, episode
                         obs = np.float32([2 * number + k, episode, 0])
@@ -362,6 +362,18 @@ def test_evaluation_actors_act_as_the_loaded_policy(server: PolicyServer, local:
             actions = actor.act({"one": Begin(rows[0]), 2: Begin(rows[1])})
             assert [int(x) for x in actions.values()] == [1 - x for x in expected[:2].tolist()]
             server.desk.acting = acting._replace(version=acting.version + 2)
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_an_actor_refuses_observations_that_do_not_fit_before_it_acts(
+    server: PolicyServer, local: bool
+) -> None:
+    fits, asked = Begin(np.zeros(4, np.float32)), server.listener.counts["asked"]
+    with Actor(server.listener.address, "t", local=local, explore=False, streams=2) as actor:
+        with pytest.raises(ValueError, match=r"shape \(\); the welcome says \(4,\)"):
+            actor.act({0: fits, 1: Begin(np.float32(0))})
+        actor.act({0: fits, 1: fits})
+    assert server.listener.counts["asked"] - asked <= (0 if local else 2)
 
 
 def test_a_served_policy_learns_nothing(server: PolicyServer) -> None:

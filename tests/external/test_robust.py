@@ -229,6 +229,34 @@ def test_a_late_answer_is_not_that_to_the_next_message(server: PolicyServer) -> 
         client.begin(ROW)
 
 
+def test_a_client_takes_no_frame_of_any_size() -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(30)
+    with ours, theirs:
+        theirs.sendall(protocol.LENGTH.pack(2**32 - 1))
+        with pytest.raises(protocol.ProtocolError, match="4294967295 bytes; at most"):
+            protocol.receive(ours)
+
+
+def test_what_ended_a_listener_does_not_end_the_next_start(server: PolicyServer) -> None:
+    one, answer = server.listener, server.desk.answer
+
+    def failing(asked: np.ndarray) -> Any:
+        raise ValueError("failed")
+
+    one.stop()
+    server.desk.answer = failing  # type: ignore[method-assign]
+    one.start(server.desk, listener.Watcher())
+    one.stop()
+    with pytest.raises(ValueError, match="failed"):
+        one.check()
+    server.desk.answer = answer  # type: ignore[method-assign]
+    one.start(server.desk, listener.Watcher())
+    with Client(one.address, TOKEN) as client:
+        client.begin(ROW)
+    one.check()
+
+
 def certificate(folder: Path) -> str:
     """Write a self-signed certificate for this machine and its key; return the file."""
     x509 = pytest.importorskip("cryptography.x509")

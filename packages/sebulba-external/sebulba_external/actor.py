@@ -92,7 +92,7 @@ class Actor:
           explore: Act as in training, and forward experience.
           strategy: Acts in place of the policy.
           seed: Of what a local policy draws.
-          timeout_s: Longest wait for an answer.
+          timeout_s: Longest wait for an answer, or its next piece.
           tls: As for ``Client``.
 
         Raises:
@@ -155,8 +155,9 @@ class Actor:
         if self._played is not None:
             actions = self._played.act({at[name]: one for name, one in reports.items()})
             return {name: actions[at[name]] for name in going}
-        for name, report in reports.items():
-            _send(self._clients[at[name]], report)
+        messages = {name: self._message(report) for name, report in reports.items()}
+        for name, message in messages.items():  # all fit
+            self._clients[at[name]].send(**message)
         return {name: self._clients[at[name]].receive_action() for name in going}
 
     def _by_strategy(
@@ -170,7 +171,8 @@ class Actor:
                 action, *extras = answer if isinstance(answer, tuple) else (answer,)
                 answers[name] = action
             if self._played is not None and self._learns:
-                self._played.record(at[name], report, action, extras, None)
+                packed = self._clients[0].packed(report.observation)
+                self._played.record(at[name], report, packed, action, extras, None)
         return answers
 
     def sync(self) -> None:
@@ -206,6 +208,18 @@ class Actor:
             self._streams[name] = len(self._streams)
         return self._streams[name]
 
+    def _message(self, report: Report) -> dict[str, Any]:
+        """Return what a served actor says."""
+        message: dict[str, Any] = {
+            "type": type(report).__name__.lower(),
+            "observation": self._clients[0].packed(report.observation),
+        }
+        if not isinstance(report, Begin):
+            message["reward"] = float(report.reward)
+        if isinstance(report, End):
+            message["truncated"] = bool(report.truncated)
+        return message
+
     def _count(self, at: int, report: Report) -> None:
         if isinstance(report, Begin):
             self._sums[at] = 0.0
@@ -213,16 +227,6 @@ class Actor:
         self._sums[at] += float(report.reward)
         if isinstance(report, End):
             self.returns.append(self._sums[at])
-
-
-def _send(client: Client, report: Report) -> None:
-    observation = client.packed(report.observation)
-    if isinstance(report, Begin):
-        client.send(type="begin", observation=observation)
-        return
-    more = {"truncated": bool(report.truncated)} if isinstance(report, End) else {}
-    kind = "end" if isinstance(report, End) else "step"
-    client.send(type=kind, reward=float(report.reward), observation=observation, **more)
 
 
 class _Rows:
@@ -307,35 +311,38 @@ class _Local:
         """Return the actions of all streams, ``[B, ...]``; only of those that asked they count."""
         assert self._program is not None
         asked = np.zeros(self._streams, np.bool_)
+        packed = {at: self._clients[0].packed(one.observation) for at, one in reports.items()}
         for at, report in reports.items():
-            self._write(at, report)
+            self._write(at, report, packed[at])
             asked[at] = not isinstance(report, End)
         flags = np.zeros(self._streams, np.bool_)
         obs = list(self._parts.values())
         row = (*obs, self._action, self._reward, flags, flags, self._is_first)
         out = self._program(*self._arrays, *self._state, *row)
         action, num = out[0], 1 + len(self._extras_like)
+
+        def chosen(new: np.ndarray, old: np.ndarray) -> np.ndarray:
+            return np.where(asked.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
         before, self._state = (
             self._state,
             [
-                np.where(asked.reshape(-1, *[1] * (new.ndim - 1)), new, old) if own else new
+                chosen(new, old) if own else new
                 for own, new, old in zip(self._is_own, out[num:], self._state, strict=True)
             ],
         )
-        self._action = np.where(asked.reshape(-1, *[1] * (action.ndim - 1)), action, self._action)
+        self._action = chosen(action, self._action)
         if self._explore:
             for at, report in reports.items():
                 extras = [x[at] for x in out[1:num]]
-                chosen = None if isinstance(report, End) else action[at]
-                self.record(at, report, chosen, extras, before)
+                taken = None if isinstance(report, End) else action[at]
+                self.record(at, report, packed[at], taken, extras, before)
         return action
 
-    def _write(self, at: int, report: Report) -> None:
+    def _write(self, at: int, report: Report, packed: dict[str, bytes]) -> None:
         is_first = isinstance(report, Begin)
-        observation = report.observation
-        parts = observation if isinstance(observation, dict) else {"": observation}
         for name, array in self._parts.items():
-            array[at] = parts[name]
+            array[at] = protocol.array_of(packed[name], array.dtype.str, array.shape[1:])
         self._is_first[at] = is_first
         self._reward[at] = 0.0 if isinstance(report, Begin) else report.reward
         if is_first:
@@ -345,20 +352,21 @@ class _Local:
         self,
         at: int,
         report: Report,
+        packed: dict[str, bytes],
         action: Any,
         extras: list[Any],
         state: list[np.ndarray] | None,
     ) -> None:
         """Keep a row for the trainer."""
-        rows, client = self._rows[at], self._clients[at]
-        for name, data in client.packed(report.observation).items():
+        rows = self._rows[at]
+        for name, data in packed.items():
             rows.observation.setdefault(name, []).append(data)
         rows.reward.append(0.0 if isinstance(report, Begin) else float(report.reward))
         ended = 0
         if isinstance(report, End):
             ended = TRUNCATED if report.truncated else TERMINATED
         rows.flags.append(FIRST if isinstance(report, Begin) else ended)
-        dtype, shape = client.action
+        dtype, shape = self._clients[at].action
         given = np.zeros(shape, dtype) if action is None else action
         rows.action.append(protocol.array_bytes(given, dtype, tuple(shape)))
         if len(extras) != len(self._extras_like) and action is not None:

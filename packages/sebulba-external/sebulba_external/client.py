@@ -38,7 +38,8 @@ class Client:
         Args:
           address: Where a trainer or server listens.
           token: What it wants to hear.
-          timeout_s: Longest wait for an answer; the connection is closed after it.
+          timeout_s: Longest wait for an answer, or its next piece; the connection is closed after
+            it.
           tls: For an encrypted connection, such as ``ssl.create_default_context(cafile=...)``.
           resumes: Ask for a session, so that ``reconnect`` can go on with an episode.
           **wishes: More fields of the ``hello``: ``explore``, ``local``.
@@ -121,7 +122,8 @@ class Client:
         """Return an observation as it travels.
 
         Raises:
-          ValueError: It does not fit.
+          ValueError: It has other parts, or shapes.
+          TypeError: It has dtypes that cannot be cast.
         """
         parts = observation if isinstance(observation, dict) else {"": observation}
         if parts.keys() != self.observation.keys():
@@ -148,6 +150,9 @@ class Client:
         self._reports = {"begin": 1, "end": 0}.get(message["type"], self._reports + 1)
         try:
             self._connection.sendall(self._last)
+        except TimeoutError:
+            self.close()  # the rest of a message must not become the next
+            raise
         except (BrokenPipeError, ConnectionResetError):
             self.receive("")  # the trainer may have said why
             raise

@@ -111,6 +111,22 @@ class Desk:
             "action": [action.dtype.str, list(action.shape[1:])],
         }
 
+    def observation_of(self, message: dict[str, Any], *rows: int) -> dict[str, np.ndarray]:
+        """Return the observation in a message, ``[*rows, ...]``, by part.
+
+        Raises:
+          ProtocolError: It does not fit, or is not finite.
+        """
+        given = message.get("observation")
+        if not isinstance(given, dict) or given.keys() != self.parts.keys():
+            raise ProtocolError(f"'observation' must be a map with the parts {sorted(self.parts)}")
+        return {
+            name: protocol.finite_array_of(
+                f"the observation {name!r}", given[name], like.dtype, (*rows, *like.shape[1:])
+            )
+            for name, like in self.parts.items()
+        }
+
     def report(self, seat: int, message: dict[str, Any]) -> None:
         """Write what a client reports into its row.
 
@@ -123,10 +139,7 @@ class Desk:
         is_first, is_end = kind == "begin", kind == "end"
         if not is_first and not self.in_episode[seat]:
             raise ProtocolError(f"{kind!r} came outside of an episode; send 'begin' first")
-        given = message.get("observation")
-        if not isinstance(given, dict) or given.keys() != self.parts.keys():
-            raise ProtocolError(f"'observation' must be a map with the parts {sorted(self.parts)}")
-        obs = {name: _part(name, given[name], like) for name, like in self.parts.items()}
+        obs = self.observation_of(message)
         reward = 0.0 if is_first else _finite(message.get("reward"))
         row, is_cut = self.row, message.get("truncated") is True
         for name, part in self.parts.items():
@@ -225,13 +238,6 @@ class Desk:
     def _split(self, step_state: PyTree) -> list[PyTree]:
         """Return the parts of a step state for which the agent's spec has an entry each."""
         return self._spec.flatten_up_to(step_state)  # type: ignore[attr-defined]
-
-
-def _part(name: str, data: Any, like: np.ndarray) -> np.ndarray:
-    part = protocol.array_of(data, like.dtype.str, like.shape[1:])
-    if part.dtype.kind == "f" and not np.isfinite(part).all():
-        raise ProtocolError(f"the observation {name!r} has a value that is not finite")
-    return part
 
 
 def _finite(reward: Any) -> float:

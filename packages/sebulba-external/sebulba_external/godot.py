@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from sebulba_external.actor import Actor, Begin, End, Report, Step
-from sebulba_external.protocol import ProtocolError
+from sebulba_external.protocol import ProtocolError, received
 
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 64 << 20
@@ -131,26 +131,15 @@ class Game:
         self._connection.sendall(LENGTH.pack(len(body)) + body)
 
     def _receive(self, kind: str) -> dict[str, Any]:
-        (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
-        if length > MOST_BYTES:
-            raise ProtocolError(f"a message has {length} bytes; at most {MOST_BYTES} are allowed")
+        assert self._connection is not None
+        data = received(self._connection, LENGTH, MOST_BYTES)
         try:
-            message = json.loads(self._exactly(length))
+            message = json.loads(data)
         except (ValueError, RecursionError) as error:
             raise ProtocolError(f"a message is not JSON: {error}") from None
         if not isinstance(message, dict) or message.get("type") != kind:
             raise ProtocolError(f"a message must be an object of type {kind!r}")
         return message
-
-    def _exactly(self, size: int) -> bytes:
-        assert self._connection is not None
-        data = bytearray()
-        while len(data) < size:
-            piece = self._connection.recv(min(size - len(data), 1 << 20))
-            if not piece:
-                raise ConnectionError("the game closed the connection")
-            data += piece
-        return bytes(data)
 
     def close(self) -> None:
         """Tell the game to end; it is killed if it does not within two seconds."""

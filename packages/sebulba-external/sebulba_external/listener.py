@@ -114,6 +114,7 @@ class Listener:
     def start(self, desk: Desk, watcher: Watcher) -> None:
         """Answer clients in a thread of its own, until closed."""
         self._desk, self._watcher = desk, watcher
+        self._error = None
         self.closed.clear()
         self._thread = threading.Thread(target=self._serve, name="seats", daemon=True)
         self._thread.start()

@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, text_of
 from sebulba.support.trees import is_key
 from sebulba.types import EnvStep, PyTree
 from sebulba_external import protocol
 from sebulba_external.program import encode
-from sebulba_external.protocol import FIRST, TERMINATED, TRUNCATED, ProtocolError
-from sebulba_external.traced import traced
+from sebulba_external.protocol import (
+    FIRST,
+    TERMINATED,
+    TRUNCATED,
+    ProtocolError,
+    finite_array_of,
+)
+from sebulba_external.traced import REMEDY, traced
 
 if TYPE_CHECKING:
     from sebulba_external.desk import Desk
@@ -92,6 +98,10 @@ class LocalPolicies:
                 program = traced(desk.agent, acting.networks, state, row, explore=explore)
             except UsageError as error:
                 raise ProtocolError(str(error)) from None
+            except Exception as error:  # of an agent of the user's, for another number of streams
+                raise ProtocolError(
+                    f"the agent cannot be traced: {text_of(error)}; {REMEDY}"
+                ) from None
             self._programs[key] = program
         program = self._programs[key]
         if self._arrays[0] != acting.version:
@@ -122,21 +132,15 @@ class LocalPolicies:
             raise ProtocolError(f"count={count!r} must be from 1 to {protocol.MOST_ROWS}")
         if type(version) is not int:
             raise ProtocolError(f"version={version!r} must be a number")
-        given = message.get("observation")
-        if not isinstance(given, dict) or given.keys() != desk.parts.keys():
-            raise ProtocolError(f"'observation' must be a map with the parts {sorted(desk.parts)}")
-        parts = {
-            name: _finite(
-                f"observation {name!r}", given[name], like.dtype, (count, *like.shape[1:])
-            )
-            for name, like in desk.parts.items()
-        }
-        reward = _finite("reward", message.get("reward"), np.dtype(np.float32), (count,))
-        flags = _finite("flags", message.get("flags"), np.dtype(np.uint8), (count,))
+        parts = desk.observation_of(message, count)
+        reward = finite_array_of("reward", message.get("reward"), np.dtype(np.float32), (count,))
+        flags = finite_array_of("flags", message.get("flags"), np.dtype(np.uint8), (count,))
         first, ended = (flags & FIRST) > 0, (flags & (TERMINATED | TRUNCATED)) > 0
         in_episode = np.append(desk.in_episode[seat], ~ended[:-1])
         if (first & ended).any() or (~first & ~in_episode).any():
             raise ProtocolError("'flags': an episode begins with FIRST, and ends once")
+        # An episode that another follows without an end was cut, unless it is its first row.
+        cut = np.append(first[1:], False) & ~(ended | first)
         action, extras = self._acted(message, count)
         acted = ~ended
         space = desk.agent.spec.action_space
@@ -149,7 +153,7 @@ class LocalPolicies:
             prev_action=before.astype(desk.row.prev_action.dtype),
             reward=np.where(first, np.float32(0), reward),
             terminated=(flags & TERMINATED) > 0,
-            truncated=ended & ((flags & TERMINATED) == 0),
+            truncated=(ended | cut) & ((flags & TERMINATED) == 0),
             is_first=first,
         )
         state = self._states(seat, message.get("state"), count)
@@ -159,7 +163,9 @@ class LocalPolicies:
 
     def _acted(self, message: dict[str, Any], count: int) -> tuple[np.ndarray, PyTree]:
         like = self._action
-        action = _finite("action", message.get("action"), like.dtype, (count, *like.shape[1:]))
+        action = finite_array_of(
+            "action", message.get("action"), like.dtype, (count, *like.shape[1:])
+        )
         leaves, tree = jax.tree.flatten(self._extras)
         given = message.get("extras")
         if not isinstance(given, list) or len(given) != len(leaves):
@@ -167,7 +173,7 @@ class LocalPolicies:
         return action, jax.tree.unflatten(
             tree,
             [
-                _finite("extras", one, leaf.dtype, (count, *leaf.shape[1:]))
+                finite_array_of("extras", one, leaf.dtype, (count, *leaf.shape[1:]))
                 for one, leaf in zip(given, leaves, strict=True)
             ],
         )
@@ -181,7 +187,9 @@ class LocalPolicies:
         arrays = [
             None
             if is_key(like)
-            else _finite("state", one, like.dtype, (count, *like.shape[1:]) if own else like.shape)
+            else finite_array_of(
+                "state", one, like.dtype, (count, *like.shape[1:]) if own else like.shape
+            )
             for one, like, own in zip(given, likes, self._is_own, strict=True)
         ]
 
@@ -194,10 +202,3 @@ class LocalPolicies:
             return jax.tree.unflatten(tree, chosen)
 
         return before
-
-
-def _finite(name: str, data: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    array = protocol.array_of(data, np.dtype(dtype).str, shape)
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        raise ProtocolError(f"{name} has a value that is not finite")
-    return array

@@ -25,6 +25,10 @@ MOST_ROWS = 256
 MOST_STREAMS = 256
 """Of one client that acts itself."""
 LENGTH = struct.Struct("!I")
+MOST_BYTES = 1 << 30
+"""Of a frame that a client takes."""
+PIECE_BYTES = 1 << 20
+"""Most bytes that are made room for before they come."""
 SPARE_BYTES = 1024
 """What a frame may have beside the bytes of its arrays and their names."""
 SPARE_BYTES_A_PART = 10
@@ -111,16 +115,28 @@ def receive(connection: socket.socket) -> dict[str, Any]:
 
     Raises:
       ConnectionError: The other side closed the connection.
-      ProtocolError: See ``unpack``.
+      ProtocolError: The frame is too long; and see ``unpack``.
     """
-    (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
-    return unpack(_exactly(connection, length), longest=1 << 20)
+    return unpack(received(connection, LENGTH, MOST_BYTES), longest=1 << 20)
+
+
+def received(connection: socket.socket, length: struct.Struct, most: int) -> bytes:
+    """Wait for a frame; return it without its length.
+
+    Raises:
+      ConnectionError: The other side closed the connection.
+      ProtocolError: It has more than ``most`` bytes.
+    """
+    (size,) = length.unpack(_exactly(connection, length.size))
+    if size > most:
+        raise ProtocolError(f"a frame has {size} bytes; at most {most} are allowed")
+    return _exactly(connection, size)
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
-        piece = connection.recv(size - len(data))
+        piece = connection.recv(min(size - len(data), PIECE_BYTES))
         if not piece:
             raise ConnectionError("the other side closed the connection")
         data += piece
@@ -131,7 +147,8 @@ def array_bytes(array: Any, dtype: str, shape: tuple[int, ...]) -> bytes:
     """Return ``array`` as it travels.
 
     Raises:
-      ValueError: Another shape, or a dtype that cannot be cast safely within its kind.
+      ValueError: Another shape.
+      TypeError: A dtype that cannot be cast safely within its kind.
     """
     given = np.asarray(array)
     if given.shape != tuple(shape):
@@ -153,3 +170,15 @@ def array_of(data: Any, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
             f"an array is {got}; {dtype} of shape {tuple(shape)} has {expected} bytes"
         )
     return np.frombuffer(data, kind).astype(np.dtype(dtype)).reshape(shape)
+
+
+def finite_array_of(name: str, data: Any, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """Return the array that ``array_bytes`` made of finite numbers.
+
+    Raises:
+      ProtocolError: See ``array_of``; or a number is not finite.
+    """
+    array = array_of(data, dtype.str, shape)
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ProtocolError(f"{name} has a value that is not finite")
+    return array

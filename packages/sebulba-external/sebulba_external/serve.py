@@ -186,8 +186,11 @@ class PolicyServer:
             self._watching.start()
 
     def _newest_stamp(self) -> int:
-        files = [self._folder / "policy/config.json", self._folder / "config.json"]
-        return max((file.stat().st_mtime_ns for file in files if os.path.exists(file)), default=0)
+        newest = 0
+        for name in ("policy/config.json", "config.json"):
+            with contextlib.suppress(OSError):  # missing, or exchanged in this moment
+                newest = max(newest, (self._folder / name).stat().st_mtime_ns)
+        return newest
 
     def _watch(self) -> None:
         """Load the policy again whenever the run has written a newer one."""
