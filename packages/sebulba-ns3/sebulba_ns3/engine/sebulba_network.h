@@ -274,12 +274,13 @@ class Connection {
 
 // What an inference costs. Observations that find all threads busy wait in a queue.
 struct Inference {
+  // What a full queue drops; or a new observation replaces the waiting one of its source.
   enum Rule { DROP_NEW, DROP_OLD, NEWEST_PER_SOURCE };
   std::function<ns3::Time()> service;  // of one; none takes no time
   size_t capacity = std::numeric_limits<size_t>::max();  // of the queue
   int threads = 1;
   double slowdown = 0;  // a service takes 1 + slowdown times as long for each other one beside it
-  Rule rule = DROP_NEW;  // what a full queue does
+  Rule rule = DROP_NEW;
 };
 
 // An application that decides. Python decides for it; `act` gets the action when its service is over.
