@@ -17,9 +17,12 @@ from typing import Any
 import pytest
 from sebulba_external import simulators
 from sebulba_external.environments import ENVIRONMENTS, ClientOptions
+from sebulba_external.seats import Seats
 from sebulba_external.simulators import Simulators
 
 import sebulba
+from sebulba.agents.configs import ImpalaConfig
+from sebulba.agents.impala import Impala
 from sebulba.cluster.inferencers.inferencer_server import Server
 from sebulba.inference.places import Given
 
@@ -193,4 +196,103 @@ def test_the_command_line_trains_on_simulators_and_leaves_none(tmp_path: Path) -
     wait_until(lambda: len(processes_with(mark)) == 3, 300)
     run.kill()
     run.wait()
+    wait_until(lambda: not processes_with(mark), 50)
+
+
+LICENSED = """
+import os, subprocess, sys, time
+import numpy as np
+from sebulba_external.client import Client
+
+address, token, log, episodes, *mark = sys.argv[1:]
+
+def note(word):
+    with open(log, "a") as file:
+        file.write(f"{word} {os.getpid()} {time.monotonic()}\\n")
+
+note("began")
+if mark:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *mark])
+with Client(address, token) as seat:
+    for episode in range(int(episodes)):
+        seat.begin(np.zeros(4, np.float32))
+        for _ in range(9):
+            seat.step(1.0, np.zeros(4, np.float32))
+        seat.end(1.0, np.zeros(4, np.float32), truncated=False)
+        if episode == 2:
+            note("played")
+note("ended")
+"""
+
+
+def noted(log: Path, word: str) -> dict[int, float]:
+    """Return the times at which simulators noted ``word``, by pid."""
+    lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+    return {int(pid): float(at) for what, pid, at in lines if what == word}
+
+
+def test_of_two_licences_five_seats_never_take_a_third(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulators, "PAUSE_S", 0.05)
+    (tmp_path / "licensed.py").write_text(LICENSED)
+    log = tmp_path / "log"
+    command = f"{sys.executable} {tmp_path}/licensed.py {{address}} {{token}} {log} 6"
+    samples: list[set[int]] = []
+    stop = threading.Event()
+
+    def audit() -> None:
+        while not stop.wait(0.002):
+            samples.append(set(processes_with(str(log))))
+
+    auditor = threading.Thread(target=audit, daemon=True)
+    auditor.start()
+    with Seats("CartPole-v1", f"unix:{tmp_path}/s", command=command, simulators=2) as seats:
+        agent = Impala(seats.spec, ImpalaConfig())
+        options = {"num_inferencers_per_device": 1, "inference_devices": [0]}
+        with sebulba.GymnasiumLoop(seats, agent, 5, **options) as loop:
+            loop.train(total_env_steps=5 * 10 * 8, steps_per_cycle=10)
+    stop.set()
+    auditor.join()
+    began, ended = noted(log, "began"), noted(log, "ended")
+    assert len(began) >= 5
+    assert max(map(len, samples)) == 2
+    assert len(set.union(*samples) & began.keys()) >= 5
+    for at in began.values():
+        alive = [pid for pid, start in began.items() if start <= at < ended.get(pid, 1e99)]
+        assert len(alive) <= 2
+    assert processes_with(str(log)) == []
+
+
+def test_a_limit_is_of_the_run_and_not_of_each_inferencer(tmp_path: Path) -> None:
+    options = {"like": "CartPole-v1", "command": command_of(SLEEPER), "simulators": 2}
+    factory = sebulba.make_env_factory("external:clients", **options)
+    first = factory(2, [0, 1])
+    with contextlib.closing(first), pytest.raises(sebulba.UsageError, match="simulators=2 are"):
+        factory(2, [2, 3])
+    factory(2, [0, 1]).close()
+
+
+def test_nothing_that_simulators_started_outlives_a_trainer_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "licensed.py").write_text(LICENSED)
+    log, mark = tmp_path / "log", f"mark-{os.getpid()}-{tmp_path.name}"
+    words = f"{sys.executable} licensed.py {{address}} {{token}} {log} 1000000 {mark}"
+    options = ["like", "CartPole-v1", "command", words, "simulators", "2"]
+    command = [sys.executable, "-m", "sebulba", "train", "cartpole", "--run-dir", "run"]
+    command += ["--env.id", "external:clients", "--num-envs", "5", "--platform", "cpu"]
+    command += ["--inference-devices", "0", "--update-devices", "0"]
+    command += ["--num-inferencers-per-device", "1", "--total-env-steps", "10_000_000"]
+    with open(tmp_path / "output", "w") as output:
+        run = subprocess.Popen(
+            [*command, "--env.options", *options], cwd=tmp_path, stdout=output, stderr=output
+        )
+    try:
+        wait_until(lambda: run.poll() is not None or len(noted(log, "played")) == 2, 300)
+        assert run.poll() is None, (tmp_path / "output").read_text()
+        pids = processes_with(mark)
+        assert len(pids) == 4  # each has started one more
+        assert set(noted(log, "played")) <= set(pids)
+    finally:
+        run.kill()
+        run.wait()
     wait_until(lambda: not processes_with(mark), 50)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import shlex
 import sys
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ class ClientOptions:
     command: str = ""
     """Starts a simulator: words with ``{address}``, ``{token}``, ``{seed}``; "" starts none."""
     simulators: int = 0
-    """How many at a time; 0 is one for each environment."""
+    """How many at a time in the whole run; 0 is one for each environment."""
     certificate: str = ""
     """File of the certificate, to encrypt TCP; "" does not."""
     private_key: str = ""
@@ -159,7 +160,13 @@ def _game(options: GodotOptions) -> tuple[EnvSpec, int]:
 def _made(options: ClientOptions, num_envs: int, seeds: list[int]) -> SeatsVector:
     from sebulba_external.serve import tls_of, token_in
 
-    return _vector(
+    limited = _LIMITED.get(options)
+    if limited is not None and not limited.is_closed:
+        raise UsageError(
+            f"simulators={options.simulators} are a limit of the whole run, and a second Inferencer "
+            "would start as many; use --num-inferencers-per-device 1 and one inference device"
+        )
+    vector = _vector(
         _spec(options.like),
         num_envs,
         seeds,
@@ -169,6 +176,9 @@ def _made(options: ClientOptions, num_envs: int, seeds: list[int]) -> SeatsVecto
         command=options.command,
         simulators=options.simulators,
     )
+    if options.simulators:
+        _LIMITED[options] = vector
+    return vector
 
 
 def _vector(spec: EnvSpec, num_envs: int, seeds: list[int], **how: Any) -> SeatsVector:
@@ -201,6 +211,8 @@ def spec_like(like: Any) -> EnvSpec:
 
 
 _spec = functools.cache(spec_like)
+_LIMITED: weakref.WeakValueDictionary[ClientOptions, SeatsVector] = weakref.WeakValueDictionary()
+"""Environments whose simulators are limited, by their options."""
 
 
 def _dm_env_rpc(
