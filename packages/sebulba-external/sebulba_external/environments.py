@@ -163,8 +163,9 @@ def _made(options: ClientOptions, num_envs: int, seeds: list[int]) -> SeatsVecto
     limited = _LIMITED.get(options)
     if limited is not None and not limited.is_closed:
         raise UsageError(
-            f"simulators={options.simulators} are a limit of the whole run, and a second Inferencer "
-            "would start as many; use --num-inferencers-per-device 1 and one inference device"
+            f"simulators={options.simulators} are a limit of the whole run, and a second "
+            "Inferencer would start as many; use --num-inferencers-per-device 1 and one inference "
+            "device"
         )
     vector = _vector(
         _spec(options.like),
