@@ -250,6 +250,25 @@ def test_a_stop_of_another_host_ends_this_one_with_the_round():
     assert rounds.ends(stop) and stop.is_set()
 
 
+def test_a_stop_of_another_host_is_known_before_this_one_has_its_trajectory():
+    notes = FakeNotes()
+    stopped, waiting = (make_rounds(host, notes, (Word(), Word(stop=1.0))) for host in range(2))
+    stop = threading.Event()
+    assert not waiting.ends(stop)
+    waiting.hosts.watch.look()
+    assert not stop.is_set()
+    stop_of_other = threading.Event()
+    stop_of_other.set()
+    nothing = Wants(due=False, busy=False, with_experience=False)
+    stopped.agree(Word(), None, stop_of_other, lambda: nothing, lambda: None)
+    waiting.hosts.watch.look()
+    assert stop.is_set()
+    agree(waiting, Word())
+    stop.clear()  # the next run begins with the next round
+    waiting.hosts.watch.look()
+    assert not stop.is_set()
+
+
 def test_who_learns_alone_waits_for_nobody():
     alone, stop = Peers(), threading.Event()
     agreed = alone.agree(Word(episodes=3.0), None, stop, pytest.fail, pytest.fail)

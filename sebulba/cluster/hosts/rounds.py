@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from sebulba.agent import LEARNER_AXIS
 from sebulba.cluster.hosts.hosts import Hosts
 from sebulba.cluster.hosts.mesh import HostMesh
+from sebulba.cluster.hosts.watch import STOP
 from sebulba.errors import HostError
 from sebulba.learning.peers import Agreed, Peers, Wants, Word
 
@@ -90,15 +91,18 @@ class Rounds(Peers):
         wanted = wants()
         self._is_due = self._is_due or wanted.due  # until all begin it
         ready()
-        word = word._replace(
-            **wanted._replace(due=self._is_due)._asdict(), stop=stop_requested.is_set()
-        )
+        stops, watch = stop_requested.is_set(), self.hosts.watch
+        if stops:  # another may still wait for its trajectory
+            watch.note(STOP, watch.round)
+        word = word._replace(**wanted._replace(due=self._is_due)._asdict(), stop=stops)
         self._agreed = agreed = self._gather(word)
+        watch.round += 1
         self._end_if(agreed.failed, error)
         self._warn_of_late(agreed)
         return agreed
 
     def ends(self, stop_requested: threading.Event) -> bool:
+        self.hosts.watch.stop_requested = stop_requested
         if self._agreed.stop:
             stop_requested.set()
         return self._agreed.stop

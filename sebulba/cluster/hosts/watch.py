@@ -25,8 +25,9 @@ EXPLAIN_S = 8.0
 GRACE_S = 5.0
 """Seconds that the update loop is given to raise by itself once a host has failed."""
 
-LIFE, REASON, FAILED, DONE = "life", "reason", "failed", "done"
-"""Topics of notes: signs of life; why a host has no round; why one ended; that one is done."""
+LIFE, REASON, FAILED, DONE, STOP = "life", "reason", "failed", "done", "stop"
+"""Topics of notes: signs of life; why a host has no round; why one ended; that one is done; the
+round after which one stops."""
 
 WAY_ON = (
     "Run sebulba resume RUN on all hosts with the same --distributed options; it continues from "
@@ -86,6 +87,10 @@ class Watch:
         self._lost_at: float | None = None
         self.on_lost: Callable[[HostError], None] | None = None
         """Called, in the thread of this watch, where the update loop does not raise by itself."""
+        self.round = 0
+        """The number of the round that this host is in."""
+        self.stop_requested: threading.Event | None = None
+        """Set once another host stops after that round, so that this one takes no more for it."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hosts", daemon=True)
         self._thread.start()
@@ -102,9 +107,12 @@ class Watch:
         try:
             self._notes.leave(LIFE, self.host, me)
             signs = self._notes.read(LIFE)
+            stops = self._notes.read(STOP)
             self._answered_at = now
         except Exception:  # jaxlib's own; the coordinator does not answer
-            signs = {}
+            signs, stops = {}, {}
+        if self.stop_requested is not None and self.round in stops.values():
+            self.stop_requested.set()
         for host in set(range(self.num_hosts)) - {self.host}:
             sign = signs.get(host)
             number = sign and sign["number"]
