@@ -8,6 +8,8 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 import sebulba
@@ -42,6 +44,24 @@ def test_all_numbers_of_environments_make_as_many_updates(name: str, env_steps: 
         run = RunSpec(num_envs, inferencers, config.steps_per_cycle, 1, hosts)
         agent.check_run(run)
         assert updates_after(agent, run, env_steps) == expected
+
+
+@pytest.mark.parametrize("num_envs", [1, 8, 64])
+@pytest.mark.parametrize("inferencers", [1, 2])
+def test_exploration_follows_env_steps(num_envs: int, inferencers: int) -> None:
+    run = RunSpec(num_envs, inferencers, 8, 1)
+    steps, key = 5120 // (num_envs * inferencers), jax.random.key(0)  # of each environment
+    dqn: Any = build_agent(NEUTRAL["dqn"].make(), SPEC)
+    state = dqn.advance_step_state(dqn.new_step_state(key, run, 0), steps)
+    # Linear from 1 to final_epsilon; the length is rounded up to steps of all environments.
+    share = 5120 / dqn.config.exploration_env_steps
+    expected = 1 - (1 - dqn.config.final_epsilon) * share
+    np.testing.assert_allclose(state.epsilon.value, expected, atol=0.01)
+    sac: Any = build_agent(NEUTRAL["sac"].make(), BOX_SPEC)
+    assert sac.config.random_env_steps == 5000
+    state = sac.new_step_state(key, run, 0)
+    assert 0 <= state.random_steps * num_envs * inferencers - 5000 < num_envs * inferencers
+    assert sac.advance_step_state(state, steps).random_steps == 0
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.25, 1 / 3, 0.3, 1.5, 1 / 640, 20.0])
