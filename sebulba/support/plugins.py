@@ -62,6 +62,7 @@ _APART = {
         "serve": _EXTERNAL,
         "sweep": "sebulba-sweep",
         "league": _LEAGUE,
+        "play": _LEAGUE,
         "dataset": _OFFLINE,
         "board": "sebulba-board",
         "report": "sebulba-board",

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sebulba.commands.options import TRUST, json_of, number, option, parse
-from sebulba.errors import UsageError
 from sebulba.runs.api import open_run
 from sebulba.runs.exit_codes import EXIT_OK
 from sebulba.support.checks import at_least
 from sebulba.support.files import check_folder_of, write_json
 from sebulba_league.config import LeagueConfig
+from sebulba_league.history import newest_checkpoint, read_history
 from sebulba_league.table import elo, print_ratings, print_rows, record_of, rows_of
 
 if TYPE_CHECKING:
@@ -41,17 +41,8 @@ def main(argv: Sequence[str]) -> int:
     at_least(0, "games", arguments.games)
     check_folder_of(arguments.picture, "--picture")
     folder, _, (_, config) = open_run(arguments.run, trust=arguments.trust)
-    if not isinstance(config.agent, LeagueConfig):
-        raise UsageError(
-            f"{folder.path} is a run of {type(config.agent).__name__}, which has no league; name a "
-            "run of a preset such as kuhn-league"
-        )
-    from sebulba.checkpoints.checkpointer import Checkpointer
-
-    with Checkpointer(folder.checkpoints) as checkpointer:
-        checkpoint = checkpointer.load_newest(trust=arguments.trust)
-    if checkpoint is None:
-        raise UsageError(f"{folder.path} has no checkpoint yet; a run saves one at its end")
+    checkpoint = newest_checkpoint(folder, config, trust=arguments.trust)
+    assert isinstance(config.agent, LeagueConfig)
     rows = rows_of(config.agent, checkpoint.snapshot.arrays)
     title = f"{folder.path.name} after {checkpoint.env_steps:,} env steps"
     print_rows(rows, title)
@@ -75,23 +66,13 @@ def _cross_play(
     import numpy as np
 
     from sebulba.envs import env_spec, make_env_factory
-    from sebulba.loops.snapshot_trees import SnapshotReader
     from sebulba.policies.policy import load_policy
-    from sebulba.runs.build import build_agent
-    from sebulba_league.agent import LeagueAgent
     from sebulba_league.cross_play import cross_play
     from sebulba_league.pictures import draw_cross_play
 
     factory: Any = make_env_factory(config.env.id, **config.env.factory_arguments())
-    league = build_agent(config, env_spec(factory))
-    assert isinstance(league, LeagueAgent)
-    reader = SnapshotReader(checkpoint.snapshot)
-    like = jax.eval_shape(lambda: league.new_state(jax.random.key(0), reader.run_spec()))
-    history = reader.tree("lasting/history", like.experience.history)
-    generation = np.asarray(checkpoint.snapshot.arrays["lasting/generation"])
-    order = [i for i in np.argsort(generation) if generation[i] >= 0]
-    names = [f"#{generation[i]}" for i in order]
-    players = jax.tree.map(lambda rows: np.asarray(rows)[order], history)
+    league, generations, players = read_history(config, env_spec(factory), checkpoint)
+    names = [f"#{generation}" for generation in generations]
     if folder.policy.is_dir():
         now = load_policy(folder.policy, trust=arguments.trust).acting_networks
         players = jax.tree.map(

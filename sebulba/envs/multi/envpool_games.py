@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from sebulba.envs.multi.game_words import Game, GameWords, game_words
 from sebulba.envs.observation_parts import MASK
 from sebulba.envs.pool import PoolAdapter, scattered
 from sebulba.envs.spaces import SlotActions, canonical_observation_space
@@ -62,6 +63,7 @@ class GameAdapter(PoolAdapter):
         self._envs = np.arange(self.num_envs)
         self._mover = self._beginner = np.zeros(self.num_envs, np.int32)
         self._ends = np.zeros(self.num_envs, np.bool_)
+        self._info: dict[str, Any] = {}
 
     def reset(self) -> EnvOutput:
         obs, info = self._open_pool().reset()
@@ -86,6 +88,25 @@ class GameAdapter(PoolAdapter):
         self._ends = terminated | truncated
         return self._output(obs, reward, terminated, truncated, info, is_first)
 
+    @property
+    def words(self) -> GameWords:
+        """How people see the game; UsageError if that is not known."""
+        return game_words(self.spec.name)
+
+    def games(self) -> list[Game]:
+        """Return what ``words`` takes of each game, ``[B]``; only after a reset."""
+        info = {name: part for name, part in self._info.items() if name != "players"}
+        in_order = scattered(info, info["env_id"]) | {"over": self._ends}
+        return [{name: part[i] for name, part in in_order.items()} for i in self._envs]
+
+    def texts(self, seat: int | None = None) -> list[str]:
+        """Return the games as text, ``[B]``, as ``render_mode="ansi"`` of other environments.
+
+        Args:
+          seat: Cards that it cannot see are hidden until a game is over; None hides none.
+        """
+        return [self.words.board(game, seat) for game in self.games()]
+
     def fused(self) -> str:
         return "envpool offers no XLA interface for games of several players"
 
@@ -102,6 +123,7 @@ class GameAdapter(PoolAdapter):
           info: That of the pool.
           is_first: ``[B]``.
         """
+        self._info = info
         size = len(self._slots)
         rows = info["players"]["env_id"] * size + info["players"]["id"]
         by_player = (self.num_envs, size)
