@@ -175,6 +175,10 @@ class StepInfos(NamedTuple):
     never acted. ``episode_returns`` is the mean over all slots of all groups."""
     slot_lengths: PyTree = ()
     """With many agents ``{group: [N, A]}`` int64: how often every slot acted."""
+    streams: np.ndarray | tuple[()] = ()
+    """``[3, B]`` int64 where columns are of streams that change places: the stream, how many
+    columns it had before, and 1 if this one begins an episode; ``()`` where column b continues
+    column b of the cycle before."""
 
 
 class EnvOutput(NamedTuple):

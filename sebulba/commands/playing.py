@@ -64,17 +64,28 @@ def evaluate(argv: list[str]) -> int:
         "with other options of its environment."
     )
     words, options = take_env_options(argv)
-    given = played("eval", what, 100, words, number("--num-envs", 16), json_of("the result"))
+    record = option("--record-dataset", "also record the episodes as a data set", metavar="DIR")
+    envs = number("--num-envs", 16)
+    given = played("eval", what, 100, words, envs, record, json_of("the result"))
     folder, env = run_to_play(given)
     env = dataclasses.replace(env, options={**env.options, **options})
     from sebulba.envs import env_spec, make_env_factory
     from sebulba.loops.evaluation import evaluate as play
+    from sebulba.runs.writers import find_recorder
 
-    with EpisodeProgress(given.episodes, sys.stderr) as progress:
+    with (
+        EpisodeProgress(given.episodes, sys.stderr) as progress,
+        contextlib.ExitStack() as stack,
+    ):
         policy = policy_to_play(given, folder)
         factory = make_env_factory(env.id, **env.factory_arguments())
         if env.wrappers:
             env_spec(factory)  # warns of statistics in wrappers, which the policy lacks
+        recorder = None
+        if given.record_dataset is not None:
+            sizes = given.episodes, given.num_envs, given.max_episode_steps
+            make = find_recorder("evaluation")
+            recorder = stack.enter_context(make(given.record_dataset, env_spec(factory), *sizes))
         evaluation = play(
             policy,
             factory,
@@ -83,6 +94,7 @@ def evaluate(argv: list[str]) -> int:
             seed=given.seed,
             max_episode_steps=given.max_episode_steps,
             progress=progress,
+            observe=recorder,
         )
     print(evaluation)
     if given.json is not None:

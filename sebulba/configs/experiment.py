@@ -191,6 +191,9 @@ class ExperimentConfig(LoopOptions):
     callbacks: tuple[str, ...] = ()
     """Your own functions, as module:attribute, called with every record of metrics. A returned
     sentence ends the run, as its reason. A class is first made without arguments."""
+    record_dataset: str | None = None
+    """Folder of a data set into which the episodes of training are recorded; a run that is resumed
+    adds to it. Needs the package sebulba-offline."""
     from_run: str | None = None
     """Folder of a run whose networks, and statistics of normalisation, a new run begins with. The
     agent and the spaces of its environment are to be the same. On the command line also --from."""
@@ -307,6 +310,13 @@ class ExperimentConfig(LoopOptions):
                 "leave it out",
             )
         require(
+            self.record_dataset is None or not self.distributed.is_on,
+            "record_dataset",
+            self.record_dataset,
+            "needs a run on one host",
+            "leave it out",
+        )
+        require(
             self.anneal_env_steps is None or rate is not None,
             "anneal_env_steps",
             self.anneal_env_steps,
@@ -348,7 +358,8 @@ class ExperimentConfig(LoopOptions):
         named += [f"the callback {name}" for name in self.callbacks]
         if self.compile_cache not in ("auto", "off"):
             named.append(f"the compiled programs in {self.compile_cache}")
-        return named + [f"the folder {folder}" for folder in (self.run_dir,) if folder is not None]
+        folders = filter(None, (self.run_dir, self.record_dataset))
+        return named + [f"the folder {folder}" for folder in folders]
 
     def num_cycles(self, num_inferencers: int, done_env_steps: int = 0) -> int:
         """Return the trajectories that what is left of ``total_env_steps`` takes.

@@ -24,7 +24,16 @@ from sebulba.loops.evaluation_thread import EVALUATOR_THREAD
 from sebulba.options import MOST_EPISODE_STEPS
 from sebulba.policies.policy import Policy
 from sebulba.support.checks import at_least, require
-from sebulba.types import EnvAdapter, EnvFactory, EnvSpec, MultiAgentSpec, PyTree, Team
+from sebulba.types import (
+    EnvAdapter,
+    EnvFactory,
+    EnvOutput,
+    EnvSpec,
+    EnvStep,
+    MultiAgentSpec,
+    PyTree,
+    Team,
+)
 
 CONFIDENCE = 0.95
 DRAWN = 1e-6
@@ -34,6 +43,8 @@ MOST_SLOTS_SHOWN = 16
 
 Progress = Callable[[int, int], None]
 """Gets, after every step, how many episodes are done and the steps of the longest that runs."""
+ObserveStep = Callable[[EnvStep, PyTree, EnvOutput], None]
+"""Gets what the policy saw in a step, its actions, and what came of them; leaves ``[B, ...]``."""
 
 NUM_SEEDS = 2**31
 """Seeds that there are; training takes them from one end and evaluation from the other."""
@@ -192,6 +203,7 @@ def evaluate(
     seed: int = 1,
     max_episode_steps: int = MOST_EPISODE_STEPS,
     progress: Progress | None = None,
+    observe: ObserveStep | None = None,
 ) -> Evaluation:
     """Play ``policy`` for exactly ``num_episodes`` episodes.
 
@@ -206,6 +218,7 @@ def evaluate(
       seed: Of the environments, an int32.
       max_episode_steps: Steps after which an episode is cut, at least 1.
       progress: Is told, after every step, how far it is.
+      observe: Is given every step, also those of environments that have played their part.
 
     Raises:
       UsageError: A number is out of range, or the environment is not the policy's.
@@ -217,7 +230,7 @@ def evaluate(
     try:
         check_spaces(policy, adapter)
         tally = _Tally(quota, max_episode_steps, adapter.spec)
-        evaluation = _play(policy, adapter, tally, threading.Event(), progress)
+        evaluation = _play(policy, adapter, tally, threading.Event(), progress, observe)
     finally:
         adapter.close()
     assert evaluation is not None, "nobody stops it"
@@ -509,6 +522,7 @@ def _play(
     tally: _Tally,
     stop: threading.Event,
     progress: Progress | None = None,
+    observe: ObserveStep | None = None,
 ) -> Evaluation | None:
     """Begin new episodes and play until ``tally`` is done; None as soon as ``stop`` is set."""
     state = policy.new_state(len(tally.quota))
@@ -516,8 +530,11 @@ def _play(
     while not tally.is_done:
         if stop.is_set():
             return None
-        action, state = policy.act(env_step_of(output, ()), state)
+        seen = env_step_of(output, ())
+        action, state = policy.act(seen, state)
         output = adapter.step(action)
+        if observe is not None:
+            observe(seen, action, output)
         reward, ended, inserted, *_ = info_columns(
             output.unclipped_reward, output.episode_end, env_step_of(output, action), ()
         )

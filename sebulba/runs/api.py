@@ -129,13 +129,15 @@ def joined(config: ExperimentConfig) -> ExperimentConfig:
 
 def ready(config: ExperimentConfig, folder: RunFolder, preset: str) -> ExperimentConfig:
     """Check what can be checked before JAX starts, and say what begins."""
-    from sebulba.runs.writers import find_callback, find_writer
+    from sebulba.runs.writers import find_callback, find_recorder, find_writer
 
     allow_open_files()
     for name in config.writers:
         find_writer(name)
     for name in config.callbacks:
         find_callback(name)
+    if config.record_dataset is not None:
+        find_recorder("training")
     config = folder.continued(config)
     # Said now, since importing JAX and compiling take seconds; the folder is not made yet.
     print(f"sebulba: {preset}", flush=True)

@@ -576,6 +576,7 @@ OF_ONE_PROCESS: dict[str, Any] = {
     "drop_replay": False,
     "strict": False,
     "trust": False,
+    "record_dataset": None,
     "distributed": DistributedOptions(),
 }
 """Fields that belong to one process and not to the run."""

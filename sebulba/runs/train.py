@@ -61,11 +61,11 @@ from sebulba.runs.folder import RunFolder, as_json
 from sebulba.runs.jax_setup import set_up_jax
 from sebulba.runs.signals import StopOnSignal
 from sebulba.runs.wording import resuming, setting
-from sebulba.runs.writers import find_callback, find_writer, made_writer
+from sebulba.runs.writers import find_callback, find_recorder, find_writer, made_writer
 from sebulba.support.files import replace_folder, whole, write_whole
 from sebulba.support.trees import is_finite
 from sebulba.support.trust import KEY_VARIABLE, key_problem
-from sebulba.types import Callback, MetricWriter, PyTree, RunEnd, RunInfo
+from sebulba.types import Callback, MetricWriter, PyTree, RunEnd, RunInfo, StepInfos, Trajectory
 
 
 def train_in_folder(
@@ -286,14 +286,25 @@ class _Run:
         return made + [find_callback(name) for name in config.callbacks]
 
     def _make_observer(self, checkpoint: Checkpoint | None) -> ObserveCycle | None:
-        """Return what notes the episodes of training, in a writer of the run."""
+        """Return what notes the episodes of training, and records them if that was asked for."""
         num_episodes, env_steps = 0, 0
         if checkpoint is not None:
             num_episodes = checkpoint.snapshot.record["counters"].get("episodes", 0)
             env_steps = checkpoint.env_steps
         log = EpisodeLog(self._folder.episodes, num_episodes, env_steps)
         self._writers.add(log)
-        return log.observe
+        given = self._config.record_dataset
+        if given is None:
+            return log.observe
+        append = self._config.resume and self._folder.config.exists()
+        recorder = find_recorder("training")(given, self._agent.spec, append=append)
+        self._stack.callback(recorder.close)
+
+        def observe(trajectory: Trajectory, infos: StepInfos) -> None:
+            log.observe(trajectory, infos)
+            recorder(trajectory, infos)
+
+        return observe
 
     def _make_evaluator(self, checkpoint: Checkpoint | None) -> Evaluator | None:
         if self._player is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 from sebulba.errors import UsageError, shown, text_of
 from sebulba.metrics.trackers import MlflowWriter, WandbWriter
@@ -93,6 +94,18 @@ def find_callback(name: str) -> Callback:
             f"callbacks={name!r} is {shown(found)}; it must be a function of a record of metrics"
         )
     return found
+
+
+def find_recorder(kind: str) -> Callable[..., Any]:
+    """Return what makes the recorder of ``--record-dataset``, for "training" or "evaluation".
+
+    Raises:
+      UsageError: No package brings it.
+    """
+    plugins.check_not_apart(plugins.RECORDERS, kind, "--record-dataset")
+    entry = plugins.find(plugins.RECORDERS, kind)
+    assert entry is not None, "it is installed"
+    return plugins.load(plugins.RECORDERS, entry)
 
 
 def _tensorboard(run: RunInfo) -> TensorBoardWriter:

@@ -39,6 +39,8 @@ COMMANDS = Group("sebulba.commands", "the command")
 """By the word after ``sebulba``: a function of the words after it that returns the exit code."""
 WRITERS = Group("sebulba.writers", "the writer")
 """By the name of ``--writers``: what makes a writer."""
+RECORDERS = Group("sebulba.recorders", "the recorder")
+"""``training`` and ``evaluation``: what makes a recorder of ``--record-dataset``."""
 
 _NETWORKS, _EXTERNAL, _LEAGUE = "sebulba-networks", "sebulba-external", "sebulba-league"
 _OFFLINE = "sebulba-offline"
@@ -57,6 +59,7 @@ _APART = {
         **{f"{game}-league": _LEAGUE for game in ("kuhn", "leduc", "tic-tac-toe", "connect-four")},
         **dict.fromkeys(("bc", "iql", "td3-bc", "rebrac", "sac-data"), _OFFLINE),
     },
+    RECORDERS: dict.fromkeys(("training", "evaluation"), _OFFLINE),
     COMMANDS: {
         "networks": _NETWORKS,
         "serve": _EXTERNAL,

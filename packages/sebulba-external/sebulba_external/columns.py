@@ -160,6 +160,11 @@ class ColumnJoiner:
                 rows.is_first[0, place] = True
                 rows.terminated[0, place] = rows.truncated[0, place] = False
             self._latest[place] = seat, column.number
+        streams = [
+            (seat, column.number, column.trajectory.env_step.is_first[0])
+            for seat, column in in_order
+        ]
+        infos = infos._replace(streams=np.array(streams, np.int64).T)
         newest = next(i for i, (_, column) in enumerate(in_order) if column is columns[-1][1])
         return trajectory, initial, final, infos, newest
 

@@ -23,7 +23,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sebulba.errors import UsageError, shown, text_of
+from sebulba.errors import CheckpointError, UsageError, refusing, shown, text_of
 from sebulba.policies.policy import space_from_json, space_to_json
 from sebulba.support.files import check_regular, read_json_object, write_whole
 from sebulba.types import PyTree
@@ -32,6 +32,8 @@ RECORD_FILE = "dataset.json"
 FORMAT = 1
 ROWS_A_FILE = 2**17
 """A file is closed after the episode with which it has as many rows."""
+MOST_OPEN_BYTES = 2**26
+"""And after the episode with which it has as many bytes."""
 MOST_HEADER_BYTES = 4096
 """Most bytes of an array in a file before its elements."""
 FLAGS = ("terminated", "truncated", "is_first")
@@ -57,6 +59,11 @@ class Rows(NamedTuple):
     def num_rows(self) -> int:
         """R."""
         return len(self.is_first)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all arrays."""
+        return sum(array.nbytes for array in self.named().values())
 
     def named(self) -> dict[str, np.ndarray]:
         """Return the arrays by the names that they have in a file."""
@@ -321,6 +328,7 @@ class DatasetWriter:
         env: str = "",
         about: Mapping[str, Any] | None = None,
         rows_a_file: int = ROWS_A_FILE,
+        append: bool = False,
     ) -> None:
         """Begin in a folder.
 
@@ -330,19 +338,19 @@ class DatasetWriter:
           action_space: Of one action.
           env: Id of the environment, for people.
           about: More facts for people, such as who acted.
-          rows_a_file: A file is closed after the episode with which it has as many rows.
+          rows_a_file: A file is closed after the episode with which it has as many rows, or
+            ``MOST_OPEN_BYTES``.
+          append: Add to the data set that the folder holds, if it holds one.
 
         Raises:
-          UsageError: The folder holds a data set already.
+          UsageError: The folder cannot be made, or it holds a data set that is not to be added to,
+            or of other spaces.
         """
         self._folder = Path(folder)
-        if (self._folder / RECORD_FILE).exists():
-            raise UsageError(
-                f"{shown(str(folder))} holds a data set already; use another folder, or delete it"
-            )
         self._space, self._action_space = observation_space, action_space
         self._rows_a_file = rows_a_file
         self._open: list[Rows] = []
+        self._open_rows = self._open_bytes = 0
         self._files: list[dict[str, Any]] = []
         self._about = {
             "format": FORMAT,
@@ -351,7 +359,27 @@ class DatasetWriter:
             "action_space": space_to_json(action_space),
             "about": dict(about or {}),
         }
-        self._folder.mkdir(parents=True, exist_ok=True)
+        if (self._folder / RECORD_FILE).exists():
+            self._go_on(append)
+        with refusing(f"{shown(str(folder))} cannot be made", "use another folder"):
+            self._folder.mkdir(parents=True, exist_ok=True)
+
+    def _go_on(self, append: bool) -> None:
+        """Add to what the folder holds."""
+        if not append:
+            raise UsageError(
+                f"{shown(str(self._folder))} holds a data set already; use another folder, or "
+                "delete it"
+            )
+        record = read_record(self._folder)
+        for name in ("observation_space", "action_space"):
+            if record.get(name) != self._about[name]:
+                raise UsageError(
+                    f"{shown(str(self._folder))} holds a data set with another {name}; use another "
+                    "folder"
+                )
+        self._files = record["files"]
+        self._about["about"] = record.get("about", {}) | self._about["about"]
 
     @property
     def episodes(self) -> int:
@@ -367,12 +395,33 @@ class DatasetWriter:
         if wrong := wrong_row(episode.named(), self._action_space):
             raise UsageError(f"episode {self.episodes} cannot be recorded: {wrong}; leave it out")
         self._open.append(episode)
-        if sum(one.num_rows for one in self._open) >= self._rows_a_file:
-            self._close_file()
+        self._open_rows += episode.num_rows
+        self._open_bytes += episode.num_bytes
+        if self._open_rows >= self._rows_a_file or self._open_bytes >= MOST_OPEN_BYTES:
+            self.flush()
 
-    def _close_file(self) -> None:
-        """Write what is open as one file, and the record of all."""
-        rows = joined(self._open)
+    def flush(self) -> None:
+        """Write what is open as one file, and the record of all.
+
+        Raises:
+          CheckpointError: The disk is full, or the folder cannot be written. Files before are
+            whole; episodes of this one are lost.
+        """
+        if not self._open:
+            return
+        episodes, self._open = self._open, []
+        self._open_rows = self._open_bytes = 0
+        try:
+            self._write(episodes)
+        except OSError as error:
+            raise CheckpointError(
+                f"the data set {shown(str(self._folder))} cannot be written "
+                f"({error.strerror or error}); check that the disk has space and the folder is "
+                "writable. Episodes that were written before can be used"
+            ) from error
+
+    def _write(self, episodes: list[Rows]) -> None:
+        rows = joined(episodes)
         name = f"rows-{len(self._files):05}.npz"
         data = io.BytesIO()
         np.savez(data, **rows.named())  # type: ignore[arg-type]
@@ -381,18 +430,17 @@ class DatasetWriter:
             file.flush()
             os.fsync(file.fileno())
         checksum = hashlib.sha256(data.getbuffer()).hexdigest()
-        one = {"file": name, "rows": rows.num_rows, "episodes": len(self._open), "sha256": checksum}
-        self._files.append(one)
-        self._open = []
-        counts = {name: sum(one[name] for one in self._files) for name in ("rows", "episodes")}
+        one = {"file": name, "rows": rows.num_rows, "episodes": len(episodes), "sha256": checksum}
+        files = [*self._files, one]
+        counts = {name: sum(one[name] for one in files) for name in ("rows", "episodes")}
         counts["steps"] = counts["rows"] - counts["episodes"]
-        record = self._about | counts | {"files": self._files}
+        record = self._about | counts | {"files": files}
         write_whole(self._folder / RECORD_FILE, json.dumps(record, indent=2) + "\n")
+        self._files = files
 
     def close(self) -> None:
         """Write what is left; may be called twice."""
-        if self._open:
-            self._close_file()
+        self.flush()
 
     def __enter__(self) -> DatasetWriter:
         return self

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,31 @@ from sebulba.loops.evaluation import Progress, check_spaces
 from sebulba.options import MOST_EPISODE_STEPS
 from sebulba.policies.policy import Policy
 from sebulba.support.checks import at_least, require_number
-from sebulba.types import EnvAdapter, EnvSpec, EnvStep, FinalObs, PyTree, StepInfos, Trajectory
+from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, EnvStep, FinalObs, StepInfos, Trajectory
 from sebulba_offline.dataset import DatasetWriter, Rows, joined
 
 STEPS_A_PIECE = 64
 """Steps of all environments that are recorded together."""
+FLUSH_S = 30.0
+"""Seconds of training after which a file is written: a run that is killed loses no more."""
+MOST_BYTES = 2**28
+"""Most bytes of the episodes in progress; beyond that the longest is cut."""
 
 
 class Recorder:
     """Writes what environments did as a data set: ``GymnasiumLoop(observe_cycle=Recorder(...))``.
 
-    A context manager. Where a trajectory is missing, the episode in progress is cut. So are the
-    episodes that run at the end. Not for clients of ``sebulba-external``: their trajectories are
-    put together from several seats.
+    A context manager. Where a trajectory is missing, the episode in progress is cut, and its rest
+    is left out. Episodes that run at the end are cut, too. It is what ``--record-dataset`` makes.
     """
 
     def __init__(
-        self, folder: str | Path, spec: EnvSpec, *, about: Mapping[str, Any] | None = None
+        self,
+        folder: str | Path,
+        spec: EnvSpec,
+        *,
+        about: Mapping[str, Any] | None = None,
+        append: bool = False,
     ) -> None:
         """Begin a data set.
 
@@ -43,59 +52,59 @@ class Recorder:
           folder: Made if it is not there.
           spec: Of the environment, as ``sebulba.env_spec`` returns it.
           about: More facts for people.
+          append: Add to the data set that the folder holds, if it holds one.
 
         Raises:
-          UsageError: The environment has many agents, or the folder holds a data set.
+          UsageError: The environment has many agents, or ``DatasetWriter`` refuses the folder.
         """
-        if not isinstance(spec, EnvSpec):
-            raise UsageError(
-                "an environment of many agents cannot be recorded; record one of a single agent"
-            )
+        spec = _of_one_agent(spec)
         spaces = spec.observation_space, spec.action_space
-        self.writer = DatasetWriter(folder, *spaces, env=spec.name, about=about)
+        self.writer = DatasetWriter(folder, *spaces, env=spec.name, about=about, append=append)
         self._action_dtype = spec.action_space.dtype
         self._streams: dict[tuple[int, int], _Stream] = {}
-        self._cycles: dict[int, int] = {}
+        self._latest: dict[tuple[int, int], int] = {}
+        """Number of the newest column of each stream."""
+        self._flushed_at = time.monotonic()
 
     def __call__(self, trajectory: Trajectory, infos: StepInfos) -> None:
         """Record one trajectory; an ``observe_cycle`` of a loop."""
         inferencer, cycle = int(trajectory.inferencer), int(trajectory.cycle)
-        if self._cycles.get(inferencer, cycle - 1) != cycle - 1:
-            self.cut(inferencer)
-        self._cycles[inferencer] = cycle
         env_step, action = jax.device_get((trajectory.env_step, trajectory.action))
-        self.add(env_step, action, np.asarray(infos.unclipped_reward), inferencer)
+        reward = np.asarray(infos.unclipped_reward)
+        num_envs = reward.shape[1]
+        streams, numbers, begins = range(num_envs), [cycle] * num_envs, env_step.is_first[0]
+        if len(infos.streams):
+            streams, numbers, begins = np.asarray(infos.streams).tolist()
+        for column in sorted(range(num_envs), key=numbers.__getitem__):
+            one = jax.tree.map(lambda x, column=column: np.array(x[:, column]), env_step)
+            one.is_first[0] = begins[column]  # for a replay, a seam between seats is a first row
+            stream = self._stream((inferencer, streams[column]), numbers[column])
+            stream.add(one, np.asarray(action)[:, column], reward[:, column])
+        self._keep_small()
 
-    def add(
-        self, env_step: EnvStep, action: PyTree, reward: np.ndarray, inferencer: int = 0
-    ) -> None:
-        """Record rows that continue those before.
+    def _stream(self, key: tuple[int, int], number: int) -> _Stream:
+        """Return the stream that column ``number`` continues; a new one after a gap."""
+        if self._latest.get(key) != number - 1:
+            if key in self._streams:
+                self._streams[key].end()
+            self._streams[key] = _Stream(self._action_dtype, self.writer.add)
+        self._latest[key] = number
+        return self._streams[key]
 
-        Args:
-          env_step: ``[T+1, B, ...]``; its last row comes again as the first of the next call.
-          action: ``[T, B, ...]``.
-          reward: Unclipped, of these actions, ``[T, B]``.
-          inferencer: Whose environments they are.
-        """
-        for env in range(reward.shape[1]):
-            key = inferencer, env
-            if key not in self._streams:
-                self._streams[key] = _Stream(self._action_dtype, self.writer.add)
-            one = jax.tree.map(lambda x, env=env: np.asarray(x)[:, env], env_step)
-            self._streams[key].add(one, np.asarray(action)[:, env], reward[:, env])
-
-    def cut(self, inferencer: int) -> None:
-        """End the episodes in progress: the next rows do not continue them."""
-        for (whose, env), stream in list(self._streams.items()):
-            if whose == inferencer:
-                stream.close()
-                del self._streams[whose, env]
+    def _keep_small(self) -> None:
+        """Write a file if it is due, and cut the longest episode if all need too much memory."""
+        streams = self._streams.values()
+        while sum(stream.num_bytes for stream in streams) > MOST_BYTES:
+            max(streams, key=lambda stream: stream.num_bytes).close()
+        if time.monotonic() >= self._flushed_at + FLUSH_S:
+            self.writer.flush()
+            self._flushed_at = time.monotonic()
 
     def close(self) -> None:
         """Write everything; may be called twice."""
-        for stream in self._streams.values():
-            stream.close()
-        self._streams = {}
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.end()
         self.writer.close()
 
     def __enter__(self) -> Recorder:
@@ -103,6 +112,90 @@ class Recorder:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+class EvaluationRecorder:
+    """Writes the episodes that an evaluation counts: ``evaluate(observe=EvaluationRecorder(...))``.
+
+    A context manager.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        spec: EnvSpec,
+        num_episodes: int,
+        num_envs: int,
+        max_episode_steps: int = MOST_EPISODE_STEPS,
+        *,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin a data set; numbers are as ``sebulba.evaluate`` takes them.
+
+        Raises:
+          UsageError: The environment has many agents, or ``DatasetWriter`` refuses the folder.
+        """
+        spec = _of_one_agent(spec).policy_spec
+        spaces = spec.observation_space, spec.action_space
+        self.writer = DatasetWriter(folder, *spaces, env=spec.name, about=about)
+        num_envs = min(num_envs, num_episodes)
+        self.streams = [
+            _Stream(
+                spec.action_space.dtype,
+                self.writer.add,
+                num_episodes // num_envs + (env < num_episodes % num_envs),
+                max_episode_steps,
+            )
+            for env in range(num_envs)
+        ]
+        """One for each environment; full when it has played its part."""
+        self._rows: list[EnvStep] = []
+        self._actions: list[np.ndarray] = []
+        self._rewards: list[np.ndarray] = []
+
+    def __call__(self, seen: EnvStep, action: np.ndarray, output: EnvOutput) -> None:
+        """Record a step: what was seen, what was done, and what came of it."""
+        if not self._rows:
+            self._rows.append(seen)
+        self._actions.append(np.asarray(action))
+        self._rewards.append(np.asarray(output.unclipped_reward))
+        self._rows.append(env_step_of(output, ()))
+        if len(self._actions) >= STEPS_A_PIECE:
+            self._add()
+
+    def _add(self) -> None:
+        """Pass on the steps so far."""
+        if not self._actions:
+            return
+        step, action, reward = (
+            jax.tree.map(lambda *x: np.stack(x), *one)
+            for one in (self._rows, self._actions, self._rewards)
+        )
+        for env, stream in enumerate(self.streams):
+            one = jax.tree.map(lambda x, env=env: x[:, env], step)
+            stream.add(one, action[:, env], reward[:, env])
+        self._rows, self._actions, self._rewards = self._rows[-1:], [], []
+
+    def close(self) -> None:
+        """Write everything; may be called twice."""
+        self._add()
+        for stream in self.streams:
+            stream.end()
+        self.writer.close()
+
+    def __enter__(self) -> EvaluationRecorder:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _of_one_agent(spec: Any) -> EnvSpec:
+    if not isinstance(spec, EnvSpec):
+        raise UsageError(
+            "an environment of many agents cannot be recorded; record one of a single agent"
+        )
+    return spec
 
 
 class _Stream:
@@ -120,8 +213,8 @@ class _Stream:
         self._left, self._most = quota, most
         self._pieces: list[Rows] = []
         """Of the episode in progress, with an action in each row."""
-        self._reward = np.float32(0)
-        """Of the row that comes next."""
+        self._waits: tuple[EnvStep, np.float32] | None = None
+        """The row that comes next, ``[1, ...]``, and its reward."""
 
     @property
     def is_full(self) -> bool:
@@ -133,19 +226,52 @@ class _Stream:
         """Rows of the episode in progress."""
         return sum(piece.num_rows for piece in self._pieces)
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the episode in progress."""
+        return sum(piece.num_bytes for piece in self._pieces)
+
     def add(self, step: EnvStep, action: np.ndarray, reward: np.ndarray) -> None:
-        """Add T rows; ``step`` has one more, which comes again."""
+        """Add T rows; ``step`` has one more, which comes again, and may have been cut then."""
         if self.is_full:
             return
-        rewards = np.append(self._reward, reward).astype(np.float32)
-        self._reward = rewards[-1]
         end = len(action)
+        flags = [np.array(flag) for flag in (step.terminated, step.truncated, step.is_first)]
+        first = np.float32(0)
+        if self._waits is not None:
+            before, first = self._waits
+            was_cut = flags[1][0]  # since then
+            told = before.terminated, before.truncated | was_cut, before.is_first
+            for flag, value in zip(flags, told, strict=True):
+                flag[:1] = value
+        rewards = np.append(first, reward).astype(np.float32)
         rows = Rows(
             jax.tree.map(lambda x: x[:end].copy(), step.obs),
             action.astype(self._action_dtype),
             rewards[:end],
-            *(np.array(flag[:end]) for flag in (step.terminated, step.truncated, step.is_first)),
+            *(flag[:end] for flag in flags),
         )
+        self._take(step, rows)
+        self._waits = jax.tree.map(lambda x: np.array(x[end : end + 1]), step), rewards[-1]
+
+    def end(self) -> None:
+        """Add the row that waits, and end the episode in progress with it."""
+        if self._waits is not None and self._pieces:
+            step, reward = self._waits
+            last = self._pieces[-1]
+            rows = Rows(
+                step.obs,
+                np.zeros_like(last.action[-1:]),
+                np.array([reward]),
+                *map(np.array, (step.terminated, step.truncated, step.is_first)),
+            )
+            self._take(step, rows)
+        self._waits = None
+        self.close()
+
+    def _take(self, step: EnvStep, rows: Rows) -> None:
+        """Add T rows, which are those of ``step``."""
+        end = rows.num_rows
         starts = [at for at in np.flatnonzero(rows.is_first).tolist() if at or self._pieces]
         edges = [0, *(at for at in starts if at), end]
         for begin, stop in itertools.pairwise(edges):
@@ -153,12 +279,14 @@ class _Stream:
                 self._finish(step, rows, begin)
             piece = rows.part(begin, stop)
             if not self._pieces:
+                if not piece.is_first[0]:
+                    continue  # the rest of an episode whose begin is not there
                 _begin(piece)
             self._pieces.append(piece)
             if self.length > self._most and not self.is_full:
                 self._pieces = [joined(self._pieces).part(0, self._most + 1)]
                 self.close()
-                self._left = 0
+                self._left = None if self._left is None else 0
 
     def _finish(self, step: EnvStep, rows: Rows, at: int) -> None:
         """End the episode before row ``at``, which begins another."""
@@ -234,20 +362,14 @@ def record(
     factory = make_env_factory(env)
     spec = env_spec(factory).policy_spec
     num_envs = min(num_envs, num_episodes)
-    quota = [num_episodes // num_envs + (i < num_episodes % num_envs) for i in range(num_envs)]
     seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=num_envs)
-    spaces = spec.observation_space, spec.action_space
     adapter = as_policy_sees(factory(num_envs, seeds))
     with contextlib.closing(adapter):
         check_spaces(policy, adapter)
-        with DatasetWriter(folder, *spaces, env=spec.name, about=about) as writer:
-            dtype = spec.action_space.dtype
-            streams = [_Stream(dtype, writer.add, one, max_episode_steps) for one in quota]
-            noise = _Noise(spec, random, seed)
-            for _ in _play(policy, adapter, streams, noise):
-                if told is not None:
-                    told(writer.episodes, max(stream.length for stream in streams))
-            return writer.episodes
+        sizes = num_episodes, num_envs, max_episode_steps
+        with EvaluationRecorder(folder, spec, *sizes, about=about) as recorder:
+            _play(policy, adapter, recorder, _Noise(spec, random, seed), told)
+            return recorder.writer.episodes
 
 
 class _Noise:
@@ -268,26 +390,21 @@ class _Noise:
 
 
 def _play(
-    policy: Policy, adapter: EnvAdapter, streams: list[_Stream], noise: _Noise
-) -> Iterator[None]:
-    """Play until all streams are full; pause after each piece."""
-    state = policy.new_state(len(streams))
-    rows = [env_step_of(adapter.reset(), ())]
-    while not all(stream.is_full for stream in streams):
-        actions, rewards = [], []
-        for _ in range(STEPS_A_PIECE):
-            action, state = policy.act(rows[-1], state)
-            action = noise(action)
-            state = state._replace(prev_action=action)
-            output = adapter.step(action)
-            rows.append(env_step_of(output, ()))
-            actions.append(action)
-            rewards.append(np.asarray(output.unclipped_reward))
-        env_step, action, reward = (
-            jax.tree.map(lambda *x: np.stack(x), *one) for one in (rows, actions, rewards)
-        )
-        for env, stream in enumerate(streams):
-            one = jax.tree.map(lambda x, env=env: x[:, env], env_step)
-            stream.add(one, action[:, env], reward[:, env])
-        rows = rows[-1:]
-        yield
+    policy: Policy,
+    adapter: EnvAdapter,
+    recorder: EvaluationRecorder,
+    noise: _Noise,
+    told: Progress | None,
+) -> None:
+    """Play until all streams are full."""
+    state = policy.new_state(adapter.num_envs)
+    output = adapter.reset()
+    while not all(stream.is_full for stream in recorder.streams):
+        seen = env_step_of(output, ())
+        action, state = policy.act(seen, state)
+        action = noise(action)
+        state = state._replace(prev_action=action)
+        output = adapter.step(action)
+        recorder(seen, action, output)
+        if told is not None:
+            told(recorder.writer.episodes, max(stream.length for stream in recorder.streams))
