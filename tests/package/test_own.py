@@ -648,8 +648,8 @@ def test_running_statistics_in_a_wrapper_are_said_with_what_to_use_instead(wrapp
 def test_an_evaluation_says_that_it_lacks_the_statistics_of_a_wrapper(monkeypatch, capsys):
     wrappers = ("gymnasium.wrappers:NormalizeObservation",)
     env = EnvConfig("CartPole-v1", backend="gymnasium", wrappers=wrappers)
-    monkeypatch.setattr(playing, "_open_run", lambda given: (None, env))
-    monkeypatch.setattr(playing, "_load_policy", lambda *arguments: None)
+    monkeypatch.setattr(playing, "run_to_play", lambda given: (None, env))
+    monkeypatch.setattr(playing, "policy_to_play", lambda *arguments: None)
     monkeypatch.setattr(evaluation, "evaluate", lambda *arguments, **options: "played")
     with pytest.warns(UserWarning, match="the policy does not have them: it plays worse"):
         assert playing.evaluate(["runs/x"]) == 0
