@@ -192,7 +192,12 @@ def test_a_snapshot_of_a_league_is_played(tmp_path, person, capsys):
         "eval_every_env_steps": 0,
     }
     small |= {"run_dir": str(tmp_path / "run"), "inference_devices": (0,), "update_devices": (0,)}
-    sebulba.train(dataclasses.replace(config, agent=agent, **small))
+    result = sebulba.train(dataclasses.replace(config, agent=agent, **small))
+    assert result is not None
+    seen, experience = result.metrics, result.state.experience
+    assert 1 <= seen["snapshots"] <= int((experience.generation >= 0).sum())
+    assert 0 < seen["win_rate/hardest"] <= seen["win_rate/history"] < 1
+    assert seen["win_rate/hardest"] <= seen["win_rate/newest"] < 1
     run = str(tmp_path / "run")
     for words, name in ((["--snapshot", "1"], f"#1 of {run}"), ([], run)):
         person(first)

@@ -479,9 +479,15 @@ class LeagueAgent(Agent[LeagueConfig]):
         size = self.config.history
         rates = win_rates(experience.results).mean(axis=-1)  # type: ignore[arg-type]
         there = experience.generation >= 0
-        history = jnp.sum(rates[:size] * there) / jnp.sum(there)
+        number = jnp.sum(there)
+        of_history = {
+            HISTORY: jnp.sum(rates[:size] * there) / number,
+            "hardest": jnp.min(rates[:size], where=there, initial=1.0),
+            "newest": rates[jnp.argmax(experience.generation)],
+        }
         anchors = dict(zip(self.anchors, rates[size:], strict=True))
-        more = {f"win_rate/{name}": rate for name, rate in ({HISTORY: history} | anchors).items()}
+        more = {f"win_rate/{name}": rate for name, rate in (of_history | anchors).items()}
+        more["snapshots"] = number.astype(jnp.float32)
         return loss, (experience._replace(learner=learner), {**metrics, **more})
 
     def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
