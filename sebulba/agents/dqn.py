@@ -1,11 +1,14 @@
-"""DQN with double, dueling, n-step and prioritized variants.
+"""DQN with double, dueling, n-step, prioritized and distributional variants.
 
 Sources: Mnih et al. 2015 (doi 10.1038/nature14236); double: van Hasselt et al. 2016 (arXiv
 1509.06461); dueling: Wang et al. 2016 (arXiv 1511.06581); prioritized: Schaul et al. 2016 (arXiv
-1511.05952); n-step, and a ladder of exploration: Horgan et al. 2018 (arXiv 1803.00933).
+1511.05952); n-step, and a ladder of exploration: Horgan et al. 2018 (arXiv 1803.00933);
+distributional (C51): Bellemare et al. 2017 (arXiv 1707.06887).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +21,7 @@ from sebulba.agents.configs import DQNConfig
 from sebulba.agents.kernels.exploration import FallingEpsilon, exploration_ladder
 from sebulba.agents.kernels.legal_actions import only_legal
 from sebulba.agents.kernels.returns import double_q_values, value_of
+from sebulba.agents.kernels.value_distributions import categorical_td, logits_of
 from sebulba.agents.replay.transitions_and_sequences import Replay, TransitionReplay
 from sebulba.types import EnvSpec, PyTree, RunSpec
 
@@ -47,29 +51,49 @@ class DQN(ValueBasedAgent[DQNConfig, TransitionReplay]):
 
     def values(self, networks: PyTree, obs: PyTree) -> jax.Array:
         """Return the values of all actions, ``[N, A]``, of observations ``[N, ...]``."""
+        return self._values_and_logits(networks, obs)[0]
+
+    def _values_and_logits(self, networks: PyTree, obs: PyTree) -> tuple[jax.Array, Any]:
+        """Return ``values``, and with atoms the logits ``[N, A, atoms]``."""
         encoded = self.encode(obs, num_leading=1)
         is_first = jnp.zeros((1, encoded.vector.shape[0]), jnp.bool_)
-        output = self.network.apply({"params": networks}, encoded, (), is_first)
-        return only_legal(self.spec, obs, output.values[0])  # type: ignore[union-attr]
+        output: Any = self.network.apply({"params": networks}, encoded, (), is_first)
+        logits = jax.tree.map(lambda x: x[0], output.logits)
+        return only_legal(self.spec, obs, output.values[0]), logits
 
     def loss(self, networks: PyTree, opt: Opt, experience: Replay, key: jax.Array) -> Loss:
-        """Return the mean loss of the temporal differences of a batch, and set their priorities."""
+        """Return the mean loss of a batch, and set the priorities of its transitions.
+
+        These are the sizes of temporal differences; with atoms, the divergences from the targets.
+        """
         config = self.config
         draw, weight = self.draw(experience, key)
         batch = self.gathered(experience, draw)
         index = self.actions.index(batch.action)
-        value = value_of(self.values(networks, batch.obs), index)
-        target_values = self.values(opt.target, batch.next_obs)
+        values, logits = self._values_and_logits(networks, batch.obs)
+        value = value_of(values, index)
+        target_values, target_logits = self._values_and_logits(opt.target, batch.next_obs)
         chosen_by = self.values(networks, batch.next_obs) if config.double else target_values
         next_value = double_q_values(target_values, chosen_by)
-        target = config.reward_scale * batch.reward + batch.discount * next_value
-        error = target - value
-        loss_of = optax.huber_loss if config.loss == "huber" else optax.l2_loss
-        loss = jnp.mean(weight * loss_of(error))
+        reward = config.reward_scale * batch.reward
+        error = reward + batch.discount * next_value - value
+        if config.atoms is None:
+            loss_of = optax.huber_loss if config.loss == "huber" else optax.l2_loss
+            losses, priority = loss_of(error), jnp.abs(error)
+        else:
+            best = jnp.argmax(chosen_by, axis=-1)
+            losses, priority = jax.vmap(categorical_td, in_axes=(0, 0, 0, 0, None))(
+                logits_of(logits, index),
+                logits_of(target_logits, best),
+                reward,
+                batch.discount,
+                jnp.asarray(config.support),
+            )
+        loss = jnp.mean(weight * losses)
         metrics = {
             "value": jnp.mean(value),
             "td_error": jnp.mean(jnp.abs(error)),
             **self.replay_metrics(experience, opt),
         }
-        experience = self.set_priority(experience, draw, jnp.abs(error))
+        experience = self.set_priority(experience, draw, priority)
         return loss, (experience, metrics)

@@ -69,8 +69,8 @@ class R2D2(ValueBasedAgent[R2D2Config, SequenceReplay]):
         core = sequence.core
         if not config.stored_state:
             core = jax.tree.map(jnp.zeros_like, core)
-        values, _, final_values = self._unroll(networks, sequence.env_step, core)
-        target_values, _, final_targets = self._unroll(opt.target, sequence.env_step, core)
+        values, _, final_values, _ = self._unroll(networks, sequence.env_step, core)
+        target_values, _, final_targets, _ = self._unroll(opt.target, sequence.env_step, core)
         learned = jax.tree.map(lambda x: x[config.burn_in :], sequence._replace(core=()))
         final: jax.Array | tuple[()] = ()
         if not isinstance(final_values, tuple) and not isinstance(final_targets, tuple):

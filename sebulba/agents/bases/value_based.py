@@ -54,7 +54,7 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         """
         self.actions = discrete_actions(spec.action_space, type(self).__name__)
         self.encode = ObservationEncoder(spec, config.torso)
-        self.network = QNetwork(self.actions.num_params, config)
+        self.network = QNetwork(self.actions.num_params, config, config.support)
         super().__init__(
             spec, config, replay, make_optimizer(config.learning_rate, config.optimizer)
         )
@@ -121,7 +121,7 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
     ) -> tuple[ActionOutput, StepState]:
         """Take the best action, or a random one with the probability of the environment."""
-        values, core, _ = self._evaluate_step(networks, step_state, env_step)
+        values, core, *_ = self._evaluate_step(networks, step_state, env_step)
         key, explore_key = jax.random.split(after(step_state.key, values))
         index = self.actions.mode(values[0])
         probability, epsilon = self.stepped_epsilon(step_state.epsilon)

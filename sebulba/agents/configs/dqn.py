@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar, Literal
 
 from sebulba.agents.configs.network_and_optimizer import OptimizerConfig
 from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.configs.replay import TargetConfig
-from sebulba.support.checks import check_ranges
+from sebulba.support.checks import check_ranges, require, require_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,14 @@ class DQNConfig(ValueBasedConfig):
     double: bool = True
     """Choose the target's action with the trained network (van Hasselt et al. 2016)."""
     loss: Literal["huber", "squared"] = "huber"
-    """Loss of a temporal difference; huber is linear beyond 1."""
+    """Loss of a temporal difference; huber is linear beyond 1. With atoms it is not used."""
+    atoms: int | None = None
+    """Learn the distribution of each value over so many numbers (C51: 51; Bellemare et al. 2017,
+    arXiv 1707.06887), by its cross-entropy; None: learn the values alone."""
+    value_min: float = -10.0
+    """Least value of the atoms, in units of scaled rewards; lower returns count as this."""
+    value_max: float = 10.0
+    """Greatest value of the atoms, in units of scaled rewards; higher returns count as this."""
     initial_epsilon: float = 1.0
     """Initial probability of a random action."""
     final_epsilon: float = 0.05
@@ -37,3 +45,18 @@ class DQNConfig(ValueBasedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self, initial_epsilon=(0, 1), final_epsilon=(0, 1), exploration_env_steps=0)
+        if self.atoms is not None:
+            require_size("atoms", self.atoms, 2, "use 51, or None for values alone")
+            rule = f"must be below value_max={self.value_max}, and both finite"
+            is_range = -math.inf < self.value_min < self.value_max < math.inf
+            require(is_range, "value_min", self.value_min, rule, "use the range of returns")
+            rule = "has no use with atoms, which learn by cross-entropy"
+            require(self.loss == "huber", "loss", self.loss, rule, "leave it out, or use no atoms")
+
+    @property
+    def support(self) -> tuple[float, ...]:
+        """The numbers of the atoms, from ``value_min`` to ``value_max``; none without atoms."""
+        if self.atoms is None:
+            return ()
+        spacing = (self.value_max - self.value_min) / (self.atoms - 1)
+        return tuple(self.value_min + i * spacing for i in range(self.atoms))

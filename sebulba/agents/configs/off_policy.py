@@ -62,6 +62,11 @@ class ValueBasedConfig(OffPolicyConfig):
         for size in self.head_hidden_sizes:
             require_size("head_hidden_sizes", size, 1, "use sizes such as 512, or none")
 
+    @property
+    def support(self) -> tuple[float, ...]:
+        """Evenly spaced numbers over which value distributions are learned; none: values alone."""
+        return ()
+
 
 @dataclasses.dataclass(frozen=True)
 class ContinuousControlConfig(OffPolicyConfig):

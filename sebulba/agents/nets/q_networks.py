@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from sebulba.agents.configs import TorsoConfig
 from sebulba.agents.configs.off_policy import ValueBasedConfig
 from sebulba.agents.kernels.distributions import Categorical
+from sebulba.agents.kernels.value_distributions import expected_value
 from sebulba.agents.nets.encoder import Encoded
 from sebulba.agents.nets.torso import MLP, Core, Torso, dense
 from sebulba.errors import UsageError
@@ -28,38 +29,48 @@ class QOutput(NamedTuple):
     final_values: jax.Array | tuple[()] = ()
     """Values of the last observations before the resets of the rows, ``[T, B, A]``, if any are
     given to the network."""
+    logits: jax.Array | tuple[()] = ()
+    """Logits of the distributions of the values, ``[T, B, A, atoms]``; ``()`` without atoms."""
 
 
 class QHead(nn.Module):
     """From features to the values of A actions: ``[N, F] -> [N, A]``.
 
-    Dueling: ``Q = V + A - mean(A)`` (Wang et al. 2016, arXiv 1511.06581, equation 9).
+    With atoms, to the logits of their distributions: ``[N, F] -> [N, A, atoms]``. Dueling:
+    ``Q = V + A - mean(A)`` (Wang et al. 2016, arXiv 1511.06581, equation 9), of values or logits.
     """
 
     num_actions: int
     hidden_sizes: tuple[int, ...]
     dueling: bool
+    atoms: int = 0
 
     @nn.compact
     def __call__(self, features: jax.Array) -> jax.Array:
-        """Return the values."""
+        """Return the values, or the logits."""
         advantage = self._stream(features, self.num_actions, "advantage")
         if not self.dueling:
             return advantage
         value = self._stream(features, 1, "value")
-        return value + advantage - jnp.mean(advantage, axis=-1, keepdims=True)
+        return value + advantage - jnp.mean(advantage, axis=1, keepdims=True)
 
     def _stream(self, features: jax.Array, size: int, name: str) -> jax.Array:
         layers = TorsoConfig(hidden_sizes=self.hidden_sizes, activation="relu")
         hidden = MLP(layers, name=f"{name}_hidden")(features)
-        return dense(size, 1.0, name)(hidden)
+        if not self.atoms:
+            return dense(size, 1.0, name)(hidden)
+        return dense(size * self.atoms, 1.0, name)(hidden).reshape(-1, size, self.atoms)
 
 
 class QNetwork(nn.Module):
-    """Torso, optional memory, and a head for the values of all actions."""
+    """Torso, optional memory, and a head for the values of all actions.
+
+    With a support, the head's logits are distributions over it, and values are their means.
+    """
 
     num_actions: int
     config: ValueBasedConfig
+    support: tuple[float, ...] = ()
 
     @nn.compact
     def __call__(
@@ -91,11 +102,19 @@ class QNetwork(nn.Module):
         if config.lstm_size:
             memory = Core(config.lstm_size, config.memory, name="core")
             core, (features, final_features) = memory(core, features, is_first, final_features)
-        head = QHead(self.num_actions, config.head_hidden_sizes, config.dueling, name="head")
-        values, final_values = jax.tree.map(
-            lambda x: head(x).reshape(*is_first.shape, -1), (features, final_features)
-        )
-        return QOutput(values, core, final_values)
+        sizes, atoms = config.head_hidden_sizes, len(self.support)
+        head = QHead(self.num_actions, sizes, config.dueling, atoms, name="head")
+
+        def evaluate(features: jax.Array) -> jax.Array:
+            values = head(features)
+            return values.reshape(*is_first.shape, *values.shape[1:])
+
+        outputs = jax.tree.map(evaluate, (features, final_features))
+        if not atoms:
+            return QOutput(outputs[0], core, outputs[1])
+        support = jnp.asarray(self.support)
+        values, final_values = jax.tree.map(lambda x: expected_value(x, support), outputs)
+        return QOutput(values, core, final_values, outputs[0])
 
 
 def discrete_actions(space: gymnasium.Space, agent_name: str) -> Categorical:
