@@ -156,6 +156,19 @@ AGENTS: dict[str, Case] = {
             **_OFF_POLICY,
         )
     ),
+    "dqn-atoms": Case(
+        DQNConfig(
+            initial_epsilon=0.5,
+            final_epsilon=0.5,
+            dueling=True,
+            atoms=21,
+            value_min=-3.0,
+            value_max=3.0,
+            torso=_RELU,
+            target=TargetConfig(period=10),
+            **_OFF_POLICY,
+        )
+    ),
     "r2d2": Case(
         R2D2Config(
             lstm_size=8,
