@@ -179,6 +179,10 @@ def test_actions_are_chosen_by_the_means() -> None:
         ({"value_min": 3.0, "value_max": 3.0}, r"value_min=3.0 must be below value_max=3.0"),
         ({"value_max": float("inf")}, r"value_min=-10.0 must be below value_max=inf, and both fin"),
         ({"value_min": float("nan")}, r"value_min=nan must be below"),
+        (
+            {"atoms": None, "value_max": 100.0},
+            r"value_max=100.0 has no use without atoms",
+        ),
         ({"loss": "squared"}, r"loss='?squared'? has no use with atoms"),
     ],
 )

@@ -52,6 +52,10 @@ class DQNConfig(ValueBasedConfig):
             require(is_range, "value_min", self.value_min, rule, "use the range of returns")
             rule = "has no use with atoms, which learn by cross-entropy"
             require(self.loss == "huber", "loss", self.loss, rule, "leave it out, or use no atoms")
+        for name in ("value_min", "value_max") if self.atoms is None else ():
+            value = getattr(self, name)
+            is_left_out = value == getattr(DQNConfig, name)
+            require(is_left_out, name, value, "has no use without atoms", "set atoms, such as 51")
 
     @property
     def support(self) -> tuple[float, ...]:
