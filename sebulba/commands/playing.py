@@ -209,7 +209,8 @@ def export(argv: list[str]) -> int:
     if not 1 <= given.batch <= MOST_ENVS:
         raise UsageError(f"batch={given.batch} must be from 1 to {MOST_ENVS:,}; use 1")
     out = Path(given.out or beside(given.run, "export"))
-    trained = _policy_of(given)
+    given.explore, given.seed, given.platform = False, 0, "cpu"
+    trained = policy_of(given)
     check_folder_of(out)
     from sebulba.policies.export.acting import acting_of, in_float32
     from sebulba.policies.export.check import OBSERVATIONS, largest_difference
@@ -233,29 +234,6 @@ def export(argv: list[str]) -> int:
         f"it differs from the policy by at most {largest:.2g} in {OBSERVATIONS:,} observations"
     )
     return 0
-
-
-def _policy_of(given: argparse.Namespace) -> Policy:
-    """Return the policy of a run, or that of the folder of a policy."""
-    folder = RunFolder(folder_of(given.run))
-    record = folder.record()  # once: nobody can exchange it between the check and its use
-    if "format" not in record:
-        if folder.trust(given.trust, record).is_trusted:
-            import_from_here()
-        given.explore, given.seed, given.platform = False, 0, "cpu"
-        return policy_to_play(given, folder)
-    if given.best:
-        raise UsageError(
-            f"{shown(given.run)} is the folder of a policy, and --best chooses one of a run; "
-            "leave it out"
-        )
-    from sebulba.policies.policy import KIND, load_policy
-    from sebulba.runs.jax_setup import configure_jax
-
-    configure_jax("cpu")
-    if trust_of(KIND, record, given.trust).is_trusted:
-        import_from_here()
-    return load_policy(given.run, trust=given.trust)
 
 
 # What they share.
@@ -313,6 +291,28 @@ def policy_to_play(given: argparse.Namespace, folder: RunFolder) -> Policy:
     local_devices()  # says in words what is wrong with the platform
     which = best if given.best else folder.root
     return load_policy(which, explore=given.explore, seed=given.seed, trust=given.trust)
+
+
+def policy_of(given: argparse.Namespace) -> Policy:
+    """Set up JAX, and load the policy of a run or that of the folder of a policy."""
+    folder = RunFolder(folder_of(given.run))
+    record = folder.record()  # once: nobody can exchange it between the check and its use
+    if "format" not in record:
+        if folder.trust(given.trust, record).is_trusted:
+            import_from_here()
+        return policy_to_play(given, folder)
+    if given.best:
+        raise UsageError(
+            f"{shown(given.run)} is the folder of a policy, and --best chooses one of a run; "
+            "leave it out"
+        )
+    from sebulba.policies.policy import KIND, load_policy
+    from sebulba.runs.jax_setup import configure_jax
+
+    configure_jax(given.platform)
+    if trust_of(KIND, record, given.trust).is_trusted:
+        import_from_here()
+    return load_policy(given.run, trust=given.trust)
 
 
 @contextlib.contextmanager

@@ -455,11 +455,7 @@ class RunFolder:
         Raises:
           UsageError: ``config.json`` is missing or damaged, or names code and is not trusted.
         """
-        if "env" not in record and "agent_config" in record:
-            raise UsageError(
-                f"{self.path} is the folder of a policy, which does not name its environment; "
-                "name the folder of its run, or load it with sebulba.load_policy"
-            )
+        _check_of_run(record, self.config)
         try:
             config = dataclass_from_json(EnvConfig, {**record["env"]})
             for named in config.named_code():
@@ -486,6 +482,15 @@ def _as_before(now: Any, saved: Any, record: Mapping[str, Any]) -> Any:
     return dataclasses.replace(now, **kept)
 
 
+def _check_of_run(record: Mapping[str, Any], file: Path) -> None:
+    """Raise UsageError if a policy wrote ``record``."""
+    if "format" in record:
+        raise UsageError(
+            f"{file.parent} is the folder of a policy, which does not name its environment; "
+            "name the folder of its run, or load it with sebulba.load_policy"
+        )
+
+
 def config_of_record(
     record: Mapping[str, Any], file: Path, trust: Trust
 ) -> tuple[str, ExperimentConfig]:
@@ -496,6 +501,7 @@ def config_of_record(
     Raises:
       UsageError: It is damaged, of another Sebulba, or names code and is not trusted.
     """
+    _check_of_run(record, file)
     if trust.is_trusted:
         find_code_in(record.get(CODE_FOLDERS))
     try:

@@ -174,7 +174,7 @@ def test_the_end_of_a_pipe_ends_the_game(policies):
 def test_what_cannot_be_played_is_said_in_words(policies, tmp_path):
     with pytest.raises(UsageError, match=r"CartPole-v1.* no text .* use TicTacToe-v1"):
         play.main(["pretrained:cartpole"])
-    with pytest.raises(UsageError, match=r"folder of a policy; .* leave them out"):
+    with pytest.raises(UsageError, match=r"folder of a policy, .* name the folder of its run"):
         play.main([str(policies / "kuhn"), "--snapshot", "1"])
     with pytest.raises(UsageError, match="nowhere"):
         play.main([str(tmp_path / "nowhere")])

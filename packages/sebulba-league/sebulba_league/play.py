@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.text import Text
 
 from sebulba.commands.options import BEST, TRUST, number, option, parse
-from sebulba.commands.playing import policy_to_play
+from sebulba.commands.playing import policy_of, run_to_play
 from sebulba.errors import UsageError, shown
 from sebulba.options import INT32
 from sebulba.policies.pretrained import folder_of
+from sebulba.runs.api import open_run
 from sebulba.runs.exit_codes import EXIT_OK
 from sebulba.runs.folder import RunFolder
-from sebulba.support.trust import trust_of
 from sebulba.support.user_code import import_from_here
 from sebulba.tools.compare.tables import console
 from sebulba_league.history import newest_checkpoint, read_history
 
 if TYPE_CHECKING:
+    from sebulba.configs.experiment import EnvConfig
     from sebulba.policies.policy import Policy
 
 COLOURS = {r"\bX\b": "bold red", r"\bO\b": "bold yellow", r"\b[JQK]\b": "bold cyan"}
@@ -71,27 +72,30 @@ def main(argv: Sequence[str]) -> int:
 
 def _opponent(given: argparse.Namespace) -> Opponent:
     """Read the networks, and find the environment."""
-    folder = RunFolder(folder_of(given.run))
-    record = folder.record()  # once: nobody can exchange it between the check and its use
     given.platform, given.explore = "cpu", False
-    from sebulba.envs import env_spec, make_env_factory
+    if given.snapshot is not None:
+        return _snapshot(given)
+    policy = policy_of(given)
+    if "format" in RunFolder(folder_of(given.run)).record():
+        factory = _factory_of(policy)
+    else:
+        factory = _factory(run_to_play(given)[1])
+    return Opponent(given.run, factory, policy.agent, policy.acting_networks)
 
-    if "format" in record:
-        return _from_policy_folder(given, record)
-    if folder.trust(given.trust, record).is_trusted:
-        import_from_here()
-    config = folder.read_config(record, trust=given.trust)[1]
-    factory: Any = make_env_factory(config.env.id, **config.env.factory_arguments())
-    if given.snapshot is None:
-        policy = policy_to_play(given, folder)
-        return Opponent(given.run, factory, policy.agent, policy.acting_networks)
+
+def _snapshot(given: argparse.Namespace) -> Opponent:
+    """Read the networks of a snapshot of a league."""
     if given.best:
         raise UsageError("--best and --snapshot choose different networks; leave one out")
+    run = folder_of(given.run)
+    folder, _, (_, config) = open_run(run, trust=given.trust, if_trusted=import_from_here)
     import jax
 
+    from sebulba.envs import env_spec
     from sebulba.runs.jax_setup import configure_jax
 
-    configure_jax("cpu")
+    configure_jax(given.platform)
+    factory = _factory(config.env)
     checkpoint = newest_checkpoint(folder, config, trust=given.trust)
     league, generations, players = read_history(config, env_spec(factory), checkpoint)
     if given.snapshot not in generations:
@@ -102,30 +106,24 @@ def _opponent(given: argparse.Namespace) -> Opponent:
     return Opponent(f"#{given.snapshot} of {given.run}", factory, league.player, networks)
 
 
-def _from_policy_folder(given: argparse.Namespace, record: dict[str, Any]) -> Opponent:
-    """Return a policy that knows its environment by name only, and what it shows."""
-    if given.best or given.snapshot is not None:
-        raise UsageError(
-            f"{shown(given.run)} is the folder of a policy; --best and --snapshot choose networks "
-            "of a run; leave them out"
-        )
+def _factory(env: EnvConfig) -> Any:
+    from sebulba.envs import make_env_factory
+
+    return make_env_factory(env.id, **env.factory_arguments())
+
+
+def _factory_of(policy: Policy) -> Any:
+    """Return the factory of a policy that knows its environment by name, and what it shows."""
     from sebulba.envs import make_env_factory
     from sebulba.envs.multi.envpool_games import BEGAN, SHOW_BEGINNER
     from sebulba.envs.multi.game_words import game_words
-    from sebulba.policies.policy import KIND, load_policy
-    from sebulba.runs.jax_setup import configure_jax
 
-    configure_jax("cpu")
-    if trust_of(KIND, record, given.trust).is_trusted:
-        import_from_here()
-    policy = load_policy(given.run, trust=given.trust)
     spec: Any = policy.spec
     game_words(spec.name)
     seen = next(iter(spec.groups.values())).spec if hasattr(spec, "groups") else spec
     shows_beginner = BEGAN in seen.observation_space.spaces
     options: dict[str, Any] = {SHOW_BEGINNER: True} if shows_beginner else {}
-    factory = make_env_factory(spec.name, **options)
-    return Opponent(given.run, factory, policy.agent, policy.acting_networks)
+    return make_env_factory(spec.name, **options)
 
 
 def _play(given: argparse.Namespace, opponent: Opponent) -> None:

@@ -31,7 +31,17 @@ MOST_BYTES = 2**28
 """Most bytes of the episodes in progress; beyond that the longest is cut."""
 
 
-class Recorder:
+class _Recording(contextlib.AbstractContextManager):
+    """Is closed at the end of its block."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class Recorder(_Recording):
     """Writes what environments did as a data set: ``GymnasiumLoop(observe_cycle=Recorder(...))``.
 
     A context manager. Where a trajectory is missing, the episode in progress is cut, and its rest
@@ -107,14 +117,8 @@ class Recorder:
             stream.end()
         self.writer.close()
 
-    def __enter__(self) -> Recorder:
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-class EvaluationRecorder:
+class EvaluationRecorder(_Recording):
     """Writes the episodes that an evaluation counts: ``evaluate(observe=EvaluationRecorder(...))``.
 
     A context manager.
@@ -182,12 +186,6 @@ class EvaluationRecorder:
         for stream in self.streams:
             stream.end()
         self.writer.close()
-
-    def __enter__(self) -> EvaluationRecorder:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def _of_one_agent(spec: Any) -> EnvSpec:
