@@ -250,6 +250,14 @@ def test_a_stop_of_another_host_ends_this_one_with_the_round():
     assert rounds.ends(stop) and stop.is_set()
 
 
+def test_the_collective_is_formed_while_all_hosts_are_there(monkeypatch):
+    rounds, done = make_rounds(0, FakeNotes(), ()), []
+    monkeypatch.setattr(rounds.hosts, "check_same", lambda about: done.append("met"))
+    monkeypatch.setattr(rounds, "_gather", done.append)
+    rounds.check_same({})
+    assert done == ["met", Word()]
+
+
 def test_a_stop_of_another_host_is_known_before_this_one_has_its_trajectory():
     notes = FakeNotes()
     stopped, waiting = (make_rounds(host, notes, (Word(), Word(stop=1.0))) for host in range(2))

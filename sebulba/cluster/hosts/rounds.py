@@ -39,7 +39,7 @@ class Rounds(Peers):
     ended_together = False
 
     def __init__(self, hosts: Hosts, mesh: HostMesh) -> None:
-        """Prepare; the first round compiles the collective."""
+        """Prepare; ``check_same`` compiles the collective."""
         self.hosts = hosts
         self.index, self.number = hosts.index, hosts.number
         self._gather = Gather(mesh)
@@ -77,6 +77,8 @@ class Rounds(Peers):
 
     def check_same(self, about: Mapping[str, Any]) -> None:
         self.hosts.check_same(about)
+        # All are here now. In the first round one may come so late that gloo gives up (30 s).
+        self._gather(Word())
 
     def agree(
         self,
