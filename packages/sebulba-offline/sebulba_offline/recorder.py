@@ -12,15 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from sebulba.envs import env_spec, make_env_factory, seed_block
-from sebulba.envs.policy_view import as_policy_sees
+from sebulba.envs import env_spec, make_env_factory
 from sebulba.errors import UsageError
 from sebulba.inference.cycle import env_step_of
-from sebulba.loops.evaluation import Progress, check_spaces
+from sebulba.loops.evaluation import Progress, evaluate
 from sebulba.options import MOST_EPISODE_STEPS
-from sebulba.policies.policy import Policy
+from sebulba.policies.policy import Policy, PolicyState
 from sebulba.support.checks import at_least, require_number
-from sebulba.types import EnvAdapter, EnvOutput, EnvSpec, EnvStep, FinalObs, StepInfos, Trajectory
+from sebulba.types import EnvOutput, EnvSpec, EnvStep, FinalObs, PyTree, StepInfos, Trajectory
 from sebulba_offline.dataset import DatasetWriter, Rows, joined
 
 STEPS_A_PIECE = 64
@@ -358,51 +357,35 @@ def record(
     at_least(1, "max_episode_steps", max_episode_steps)
     require_number("random", random, 0, 1, "use 0.1")
     factory = make_env_factory(env)
-    spec = env_spec(factory).policy_spec
-    num_envs = min(num_envs, num_episodes)
-    seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=num_envs)
-    adapter = as_policy_sees(factory(num_envs, seeds))
-    with contextlib.closing(adapter):
-        check_spaces(policy, adapter)
-        sizes = num_episodes, num_envs, max_episode_steps
-        with EvaluationRecorder(folder, spec, *sizes, about=about) as recorder:
-            _play(policy, adapter, recorder, _Noise(spec, random, seed), told)
-            return recorder.writer.episodes
+    sizes = num_episodes, num_envs, max_episode_steps
+    with EvaluationRecorder(folder, env_spec(factory), *sizes, about=about) as recorder:
+        evaluate(
+            _NoisyPolicy(policy, random, seed),
+            factory,
+            num_episodes=num_episodes,
+            num_envs=num_envs,
+            seed=seed,
+            max_episode_steps=max_episode_steps,
+            progress=told,
+            observe=recorder,
+        )
+    return recorder.writer.episodes
 
 
-class _Noise:
-    """Puts random actions in the place of some."""
+class _NoisyPolicy(Policy):
+    """Acts as another, with random actions in the place of some."""
 
-    def __init__(self, spec: EnvSpec, probability: float, seed: int) -> None:
-        self._space, self._probability = spec.action_space, probability
+    def __init__(self, policy: Policy, probability: float, seed: int) -> None:
+        self.__dict__.update(vars(policy))
+        self._space, self._probability = policy.spec.action_space, probability
         self._draws = np.random.default_rng([seed % 2**32, 0])
         self._space.seed(seed % 2**31)
 
-    def __call__(self, action: np.ndarray) -> np.ndarray:
-        """Return actions ``[B, ...]``."""
+    def act(self, env_step: EnvStep, state: PolicyState) -> tuple[PyTree, PolicyState]:
+        action, state = super().act(env_step, state)
         if not self._probability:
-            return action
+            return action, state
         drawn = np.stack([self._space.sample() for _ in action]).astype(action.dtype)
         at_random = self._draws.random(len(action)) < self._probability
-        return np.where(at_random.reshape(-1, *(1,) * (action.ndim - 1)), drawn, action)
-
-
-def _play(
-    policy: Policy,
-    adapter: EnvAdapter,
-    recorder: EvaluationRecorder,
-    noise: _Noise,
-    told: Progress | None,
-) -> None:
-    """Play until all streams are full."""
-    state = policy.new_state(adapter.num_envs)
-    output = adapter.reset()
-    while not all(stream.is_full for stream in recorder.streams):
-        seen = env_step_of(output, ())
-        action, state = policy.act(seen, state)
-        action = noise(action)
-        state = state._replace(prev_action=action)
-        output = adapter.step(action)
-        recorder(seen, action, output)
-        if told is not None:
-            told(recorder.writer.episodes, max(stream.length for stream in recorder.streams))
+        action = np.where(at_random.reshape(-1, *(1,) * (action.ndim - 1)), drawn, action)
+        return action, state._replace(prev_action=action)
