@@ -1,0 +1,224 @@
+"""Recorded data of HalfCheetah, Hopper and Pendulum, and what agents learn from them.
+
+    python -m benchmarks.studies.offline_learning FOLDER [STAGE ...] [--updates 15000] [--seeds 3]
+
+The stages are policies, data, clones, medium, online and picture. They train the policies that are
+recorded, record them, train agents on the data with several seeds, and evaluate each with the same
+seeds of the environment. What is in FOLDER is not made again. A row of JSON for each policy:
+``d4rl`` is the return as D4RL normalises it (Fu et al. 2020, arXiv 2004.07219), where 0 is a random
+policy and 100 its expert.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HALFCHEETAH, HOPPER, PENDULUM = "HalfCheetah-v4", "Hopper-v4", "Pendulum-v1"
+D4RL = {HALFCHEETAH: (-280.178953, 12135.0), HOPPER: (-20.272305, 3234.3)}
+"""Returns of D4RL's random policy and of its expert."""
+POLICIES: dict[str, list[str]] = {
+    "halfcheetah-expert": ["halfcheetah-ppo", "--total-env-steps", "1000000"],
+    "halfcheetah-medium": ["halfcheetah-ppo", "--total-env-steps", "300000"],
+    "hopper-medium": ["hopper-ppo", "--total-env-steps", "300000"],
+}
+"""Preset and options of the policies that are recorded; medium ones trained for a shorter time."""
+DATA: dict[str, tuple[str, list[str]]] = {
+    "pendulum-expert": ("pretrained:pendulum", ["--episodes", "200"]),
+    "halfcheetah-expert": ("halfcheetah-expert", ["--episodes", "100"]),
+    "halfcheetah-medium": ("halfcheetah-medium", ["--explore", "--episodes", "100"]),
+    "hopper-medium": ("hopper-medium", ["--explore", "--episodes", "300"]),
+}
+"""Policy of each data set, and options of ``sebulba dataset record``."""
+NETWORKS = ["--agent.torso.hidden-sizes", "128", "128"]
+RATE = ["--learning-rate", "1e-3", "--anneal-learning-rate"]
+RATES = [*RATE, "--agent.critic-learning-rate", "1e-3"]
+AGENTS: dict[str, list[str]] = {
+    "bc": RATE,
+    "iql": [*RATES, "--agent.value-learning-rate", "1e-3"],
+    "rebrac": RATES,
+}
+REWARD_SCALE = {"hopper-medium": ["--agent.reward-scale", "0.3"]}
+"""Of IQL, whose weights depend on the size of advantages."""
+ROWS_AN_UPDATE = 256
+EPISODES = {PENDULUM: 100, HALFCHEETAH: 20, HOPPER: 50}
+"""Of an evaluation."""
+PRINTED = {"rebrac": "ReBRAC", "iql": "IQL"}
+SEEDS = 3
+ONLINE_STEPS = 20_000
+
+
+class Study:
+    """What was trained, recorded and evaluated in a folder."""
+
+    def __init__(self, folder: Path, seeds: int, updates: int) -> None:
+        self.folder, self.seeds, self.updates = folder, seeds, updates
+
+    def sebulba(self, *words: str) -> None:
+        """Run a command of Sebulba; its output is kept in the folder."""
+        with open(self.folder / "output.txt", "ab") as output:
+            output.write(f"\n$ sebulba {' '.join(words)}\n".encode())
+            output.flush()
+            command = [sys.executable, "-m", "sebulba", *words]
+            subprocess.run(command, stdout=output, stderr=output, check=True)
+
+    def run(self, name: str, words: list[str], seed: int) -> Path:
+        """Return the folder of a run, which is trained unless it ended before."""
+        run = self.folder / "runs" / f"{name}-seed{seed}"
+        ended = run.with_suffix(".seconds")
+        if not ended.exists():
+            shutil.rmtree(run, ignore_errors=True)
+            began = time.perf_counter()
+            self.sebulba("train", *words, "--seed", str(seed), "--run-dir", str(run))
+            ended.write_text(f"{time.perf_counter() - began:.0f}")
+        return run
+
+    def data(self, name: str) -> str:
+        """Return the folder of a data set."""
+        folder, (policy, options) = self.folder / "data" / name, DATA[name]
+        if not folder.exists():
+            of = policy if ":" in policy else str(self.policy(policy))
+            self.sebulba("dataset", "record", of, "--out", str(folder), *options)
+        return str(folder)
+
+    def policy(self, name: str) -> Path:
+        """Return the run of a policy that is recorded."""
+        return self.run(name, [*POLICIES[name], "--eval-every-env-steps", "0"], 0)
+
+    def told(self, run: str | Path, env: str, name: str, **more: Any) -> float:
+        """Evaluate a policy and print a row; returns its mean return."""
+        file = self.folder / "evaluations" / f"{name}.json"
+        if not file.exists():
+            file.parent.mkdir(exist_ok=True)
+            words = ["--episodes", str(EPISODES[env]), "--json", str(file), "--seed", "7"]
+            self.sebulba("eval", str(run), *words)
+        result = json.loads(file.read_text())
+        mean = float(result["episode_return_mean"])
+        row = {"policy": name, "env": env, "return": round(mean, 1)}
+        row["std"] = round(float(result["episode_return_std"]), 1)
+        if env in D4RL:
+            low, high = D4RL[env]
+            row["d4rl"] = round(100 * (mean - low) / (high - low), 1)
+        print(json.dumps(row | more), flush=True)
+        return mean
+
+    def learned(self, agent: str, data: str, env: str, updates: int) -> None:
+        """Train an agent on a data set with each seed, and evaluate it."""
+        rows = json.loads(Path(self.data(data), "dataset.json").read_text())["rows"]
+        words = [agent, "--env.id", env, "--agent.dataset", self.data(data), *NETWORKS]
+        words += [*AGENTS[agent], "--eval-every-env-steps", "0"]
+        words += REWARD_SCALE.get(data, []) if agent == "iql" else []
+        words += ["--total-env-steps", str(rows + updates * ROWS_AN_UPDATE)]
+        for seed in range(self.seeds):
+            run = self.run(f"{agent}-{data}", words, seed)
+            seconds = float(run.with_suffix(".seconds").read_text())
+            self.told(run, env, run.name, updates=updates, seconds=seconds)
+
+    # The stages.
+
+    def stage_policies(self) -> None:
+        """Train what is recorded."""
+        for name in POLICIES:
+            env = HOPPER if name.startswith("hopper") else HALFCHEETAH
+            self.told(self.policy(name), env, f"policy-{name}")
+
+    def stage_data(self) -> None:
+        """Record it."""
+        for name in DATA:
+            file = self.folder / f"{name}.json"
+            if not file.exists():
+                self.sebulba("dataset", "show", self.data(name), "--json", str(file))
+            about = json.loads(file.read_text())
+            names = ("episodes", "steps", "return_mean", "return_percentiles")
+            print(json.dumps({"data": name, **{key: about[key] for key in names}}), flush=True)
+
+    def stage_clones(self) -> None:
+        """Clone the experts; the greedy expert plays the same episodes."""
+        self.told("pretrained:pendulum", PENDULUM, "policy-pendulum-expert")
+        self.learned("bc", "pendulum-expert", PENDULUM, self.updates)
+        self.told(self.policy("halfcheetah-expert"), HALFCHEETAH, "policy-halfcheetah-expert")
+        self.learned("bc", "halfcheetah-expert", HALFCHEETAH, self.updates)
+
+    def stage_medium(self) -> None:
+        """Learn from data of policies that are not good."""
+        for data, env in (("halfcheetah-medium", HALFCHEETAH), ("hopper-medium", HOPPER)):
+            for agent in AGENTS:
+                self.learned(agent, data, env, self.updates)
+
+    def stage_online(self) -> None:
+        """Train SAC with data of the medium HalfCheetah, and SAC alone, for as many env steps."""
+        data = self.data("halfcheetah-medium")
+        rows = json.loads(Path(data, "dataset.json").read_text())["rows"]
+        common = ["--env.id", HALFCHEETAH, *NETWORKS, "--eval-every-env-steps", "5000"]
+        common += ["--eval-episodes", "5", "--learning-rate", "1e-3"]
+        early = ["--agent.random-env-steps", "1000", "--agent.replay.warm-up-env-steps", "992"]
+        forms = {
+            "sac-data": (["--agent.dataset", data], rows),
+            "sac": (early, 0),
+        }
+        for name, (options, before) in forms.items():
+            total = ["--total-env-steps", str(before + ONLINE_STEPS)]
+            for seed in range(self.seeds):
+                run = self.run(f"{name}-online", [name, *common, *options, *total], seed)
+                seconds = float(run.with_suffix(".seconds").read_text())
+                self.told(run, HALFCHEETAH, run.name, env_steps=ONLINE_STEPS, seconds=seconds)
+
+    def stage_picture(self) -> None:
+        """Draw the returns of SAC with data and alone, and what data alone gave."""
+        from sebulba.metrics.figures import BLUE, GREY, RED, open_frame, picture
+        from sebulba.metrics.plots import read_records
+
+        data = self.data("halfcheetah-medium")
+        rows = json.loads(Path(data, "dataset.json").read_text())["rows"]
+        file = self.folder / "offline-to-online.png"
+        with picture(file, 6.0, 3.4, dots_per_inch=110) as figure:
+            axes = figure.subplots()
+            open_frame(axes, "y")
+            lines = (("sac-data", rows, BLUE, "SAC with data"), ("sac", 0, RED, "SAC alone"))
+            for name, before, color, label in lines:
+                for seed in range(self.seeds):
+                    records = read_records(
+                        self.folder / f"runs/{name}-online-seed{seed}/metrics.jsonl"
+                    )
+                    points = [
+                        (record["eval_env_steps"] - before, record["eval_return_mean"])
+                        for record in records
+                        if record.get("eval_return_mean") is not None
+                    ]
+                    x, y = zip(*(point for point in points if point[0] > 0), strict=True)
+                    axes.plot(x, y, color=color, linewidth=1.4, label=label if seed == 0 else None)
+            for agent, style in (("rebrac", "--"), ("iql", ":")):
+                files = (self.folder / "evaluations").glob(f"{agent}-halfcheetah-medium-seed*.json")
+                means = [json.loads(file.read_text())["episode_return_mean"] for file in files]
+                label = f"{PRINTED[agent]}, data alone"
+                mean = sum(means) / len(means)
+                axes.axhline(mean, color=GREY, linestyle=style, linewidth=1.2, label=label)
+            axes.set_xlabel("steps in the environment")
+            axes.set_ylabel("return of HalfCheetah-v4")
+            axes.legend(frameon=False, fontsize=8)
+        print(json.dumps({"picture": str(file)}))
+
+
+def main() -> None:
+    """Run some stages."""
+    stages = [name.removeprefix("stage_") for name in vars(Study) if name.startswith("stage_")]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("stages", nargs="*", default=stages)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--updates", type=int, default=15_000)
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    study = Study(given.folder, given.seeds, given.updates)
+    for name in given.stages:
+        getattr(study, f"stage_{name}")()
+
+
+if __name__ == "__main__":
+    main()
