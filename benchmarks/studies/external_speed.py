@@ -174,7 +174,8 @@ def c_client(folder: Path) -> Path:
     """Return the compiled program of the client in C."""
     source, program = folder / "timed.c", folder / "timed"
     source.write_text(C_CLIENT)
-    words = ["cc", "-O2", "-I", "examples", "-o", str(program), str(source), "-lm"]
+    examples = str(Path(__file__).parents[2] / "examples")
+    words = ["cc", "-O2", "-I", examples, "-o", str(program), str(source), "-lm"]
     subprocess.run(words, check=True)
     return program
 

@@ -1,7 +1,7 @@
 """TD3+BC (Fujimoto and Gu 2021, arXiv 2106.06860), with the terms of ReBRAC.
 
 ReBRAC: Tarasov et al. 2023 (arXiv 2305.09836). Its penalty of the critic is here; its layer
-normalisation and deeper critics are not. There is no delayed actor, as in ``DDPG``.
+normalisation is not. ``actor_period`` delays the actor, as in ``DDPG``.
 """
 
 from __future__ import annotations
