@@ -26,11 +26,12 @@ D4RL = {HALFCHEETAH: (-280.178953, 12135.0), HOPPER: (-20.272305, 3234.3)}
 POLICIES: dict[str, list[str]] = {
     "halfcheetah-expert": ["halfcheetah-ppo", "--total-env-steps", "1000000"],
     "halfcheetah-medium": ["halfcheetah-ppo", "--total-env-steps", "300000"],
-    "hopper-medium": ["hopper-ppo", "--total-env-steps", "300000"],
+    "hopper-medium": ["hopper-ppo", "--total-env-steps", "200000"],
 }
 """Preset and options of the policies that are recorded; medium ones trained for a shorter time."""
 DATA: dict[str, tuple[str, list[str]]] = {
     "pendulum-expert": ("pretrained:pendulum", ["--episodes", "200"]),
+    "pendulum-random": ("pretrained:pendulum", ["--episodes", "200", "--random", "1"]),
     "halfcheetah-expert": ("halfcheetah-expert", ["--episodes", "100"]),
     "halfcheetah-medium": ("halfcheetah-medium", ["--explore", "--episodes", "100"]),
     "hopper-medium": ("hopper-medium", ["--explore", "--episodes", "300"]),

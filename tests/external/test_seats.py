@@ -84,6 +84,11 @@ def test_every_transition_is_one_that_a_client_made(tmp_path: Path, num_clients:
     assert len(checker.clients) >= num_clients
     assert given.counts["broke_off"] > 0
     assert given.counts["asked"] >= given.counts["batches"] > 0
+    metrics = result.metrics
+    assert num_clients <= metrics["seats/welcomed"] <= given.counts["welcomed"]
+    assert 0 < metrics["seats/answer_p50_ms"] <= metrics["seats/answer_p99_ms"]
+    assert 1 <= metrics["seats/requests_per_batch"] <= B
+    assert 0 <= metrics["seats/clients"] <= B
 
 
 def test_a_new_run_may_have_another_length_while_clients_play(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import hmac
 import os
@@ -39,6 +40,8 @@ GRACE_S = 10.0
 HELLO_WITHIN_S = 5.0
 """A connection has to say hello, and end a frame that it began, within so many seconds."""
 WAKE_S = 0.05
+RECENT = 4096
+"""Answers whose latencies are kept."""
 
 
 class Watcher:
@@ -107,9 +110,17 @@ class Listener:
         self._tls = None if is_unix else tls
         self._socket, self.address = _listen(address)
         self.counts = dict.fromkeys(COUNTS, 0)
+        self.latencies: collections.deque[float] = collections.deque(maxlen=RECENT)
+        """Seconds from the time that requests were seen to their answers, of the latest."""
+        self._taken: dict[int, _Connection] = {}
         self.closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+
+    @property
+    def num_clients(self) -> int:
+        """How many seats have a client."""
+        return len(self._taken)
 
     def start(self, desk: Desk, watcher: Watcher) -> None:
         """Answer clients in a thread of its own, until closed."""
@@ -141,7 +152,7 @@ class Listener:
                 os.unlink(self.address.removeprefix("unix:"))
 
     def _serve(self) -> None:
-        self._taken: dict[int, _Connection] = {}
+        self._taken = {}
         self._held: dict[str, tuple[int, float]] = {}
         """Seats of sessions whose clients are gone, and until when they wait."""
         self._reports = [0] * self._desk.num_seats
@@ -164,7 +175,9 @@ class Listener:
 
     def _poll(self, selector: selectors.BaseSelector) -> None:
         asking: list[_Connection] = []
-        for key, events in selector.select(WAKE_S):
+        ready = selector.select(WAKE_S)
+        begin = time.perf_counter()
+        for key, events in ready:
             if key.data is None:
                 self._accept(selector)
                 continue
@@ -191,6 +204,7 @@ class Listener:
             ]
             if of_kind:
                 self._answer(selector, of_kind)
+                self.latencies.extend([time.perf_counter() - begin] * len(of_kind))
 
     def _answer(self, selector: selectors.BaseSelector, asking: list[_Connection]) -> None:
         asked = np.zeros(self._desk.num_seats, np.bool_)

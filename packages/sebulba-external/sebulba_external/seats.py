@@ -8,6 +8,7 @@ import operator
 import queue
 import ssl
 import threading
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -33,6 +34,8 @@ COLUMNS_A_SEAT = 4
 OLDEST_ON_POLICY = 2
 """Versions that an agent without a correction for older policies may be behind."""
 DRIVEN = "clients drive the environment"
+SHOWN = ("welcomed", "resumed", "refused", "broke_off", "rows_refused")
+"""Counts of a listener that are metrics."""
 A_RUN = 1 << 32
 """Versions of one run; clients see its number and the version in one number."""
 
@@ -149,6 +152,24 @@ class SeatsVector:
         listener = self._seats.listener
         self.cycle = ServedCycle(listener, self.num_envs, programs, timer, self._simulators)
         return self.cycle
+
+    @staticmethod
+    def metrics_of(vectors: Sequence[SeatsVector]) -> dict[str, float]:
+        """Return the metrics of the seats of all vectors; docs/external.md names them."""
+        seats = [vector._seats for vector in vectors]
+        listeners = [one.listener for one in seats]
+        counts = {name: sum(one.counts[name] for one in seats) for name in seats[0].counts}
+        starts = [0 if one._simulators is None else one._simulators.restarts for one in vectors]
+        taken = [second for one in listeners for second in one.latencies.copy()]
+        metrics = {
+            "seats/clients": sum(one.num_clients for one in listeners),
+            "seats/requests_per_batch": counts["asked"] / max(1, counts["batches"]),
+            "seats/simulator_restarts": sum(starts),
+            **{f"seats/{name}": counts[name] for name in (*SHOWN, "columns_dropped")},
+        }
+        for q, name in ((0.5, "p50"), (0.99, "p99")):
+            metrics |= {f"seats/answer_{name}_ms": 1e3 * float(np.quantile(taken or [0.0], q))}
+        return metrics
 
     def reset(self) -> NoReturn:
         """Raise: clients begin episodes."""
