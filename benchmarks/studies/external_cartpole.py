@@ -73,7 +73,8 @@ def trained(agent: str, form: str, seed: int, options: list[str]) -> dict[str, A
         "reached_at_env_steps": first[0]["env_steps"] if first else None,
         "best": max(record["episode_return_mean"] for record in named),
     }
-    names = ("env_steps", "episode_return_mean", "env_steps_per_s", "policy_lag_mean")
+    names = ["env_steps", "episode_return_mean", "env_steps_per_s", "policy_lag_mean"]
+    names += ["seats/columns_dropped", "seats/rows_refused", "seats/answer_p50_ms"]
     curve = [named[k * (len(named) - 1) // 9] for k in range(10)] if len(named) > 9 else named
     figures |= {f"last_{name}": named[-1].get(name) for name in names}
     return figures | {"curve": [[x["env_steps"], round(x["episode_return_mean"])] for x in curve]}
