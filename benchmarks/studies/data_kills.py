@@ -145,19 +145,19 @@ class Kills:
         """Kill a learner that went from data to its environment."""
         data = self.folder / "pendulum"
         if not data.exists():
-            words = ("--out", str(data), "--episodes", "10", "--random", "0.5")
-            self.call("dataset", "record", "pretrained:pendulum", *words)
-        words = ("--env.id", "Pendulum-v1", "--env.backend", "gymnasium")
-        words += ("--agent.dataset", str(data), "--total-env-steps", "8000")
-        words += ("--agent.torso.hidden-sizes", "64", "64", "--eval-every-env-steps", "0")
+            options = ("--out", str(data), "--episodes", "10", "--random", "0.5")
+            self.call("dataset", "record", "pretrained:pendulum", *options)
+        words = ["--env.id", "Pendulum-v1", "--env.backend", "gymnasium"]
+        words += ["--agent.dataset", str(data), "--total-env-steps", "8000"]
+        words += ["--agent.torso.hidden-sizes", "64", "64", "--eval-every-env-steps", "0"]
         return self.twice("online", 5_000, "sac-data", *words)
 
     def clients(self, form: str) -> tuple[str, ...]:
         """Return the words of a run whose clients are CartPole."""
         command = f"{sys.executable} -m {PLAYER} --play {{address}} {{token}} {{seed}} {form}"
         options = ("--env.options", "like", "CartPole-v1", "command", command)
-        words = ("cartpole", "--env.id", "external:clients", "--num-envs", "4")
-        words += ("--num-inferencers-per-device", "1", "--total-env-steps", "100000")
+        words = ["cartpole", "--env.id", "external:clients", "--num-envs", "4"]
+        words += ["--num-inferencers-per-device", "1", "--total-env-steps", "100000"]
         return *words, *options
 
     def of_clients(self, form: str) -> dict[str, Any]:

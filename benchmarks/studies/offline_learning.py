@@ -1,6 +1,6 @@
 """Recorded data of HalfCheetah, Hopper and Pendulum, and what agents learn from them.
 
-    python -m benchmarks.studies.offline_learning FOLDER [STAGE ...] [--updates 15000] [--seeds 3]
+    python -m benchmarks.studies.offline_learning FOLDER [STAGE ...] [--updates 10000] [--seeds 3]
 
 The stages are policies, data, clones, medium, online and picture. They train the policies that are
 recorded, record them, train agents on the data with several seeds, and evaluate each with the same
@@ -12,10 +12,9 @@ policy and 100 its expert.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,20 +23,20 @@ HALFCHEETAH, HOPPER, PENDULUM = "HalfCheetah-v4", "Hopper-v4", "Pendulum-v1"
 D4RL = {HALFCHEETAH: (-280.178953, 12135.0), HOPPER: (-20.272305, 3234.3)}
 """Returns of D4RL's random policy and of its expert."""
 POLICIES: dict[str, list[str]] = {
-    "halfcheetah-expert": ["halfcheetah-ppo", "--total-env-steps", "1000000"],
-    "halfcheetah-medium": ["halfcheetah-ppo", "--total-env-steps", "300000"],
+    "halfcheetah-expert": ["halfcheetah-ppo", "--total-env-steps", "600000"],
+    "halfcheetah-medium": ["halfcheetah-ppo", "--total-env-steps", "200000"],
     "hopper-medium": ["hopper-ppo", "--total-env-steps", "200000"],
 }
 """Preset and options of the policies that are recorded; medium ones trained for a shorter time."""
 DATA: dict[str, tuple[str, list[str]]] = {
     "pendulum-expert": ("pretrained:pendulum", ["--episodes", "200"]),
     "pendulum-random": ("pretrained:pendulum", ["--episodes", "200", "--random", "1"]),
-    "halfcheetah-expert": ("halfcheetah-expert", ["--episodes", "100"]),
+    "halfcheetah-expert": ("halfcheetah-expert", ["--episodes", "50"]),
     "halfcheetah-medium": ("halfcheetah-medium", ["--explore", "--episodes", "100"]),
     "hopper-medium": ("hopper-medium", ["--explore", "--episodes", "300"]),
 }
 """Policy of each data set, and options of ``sebulba dataset record``."""
-NETWORKS = ["--agent.torso.hidden-sizes", "128", "128"]
+NETWORKS = ["--agent.torso.hidden-sizes", "64", "64"]
 RATE = ["--learning-rate", "1e-3", "--anneal-learning-rate"]
 RATES = [*RATE, "--agent.critic-learning-rate", "1e-3"]
 AGENTS: dict[str, list[str]] = {
@@ -52,7 +51,7 @@ EPISODES = {PENDULUM: 100, HALFCHEETAH: 20, HOPPER: 50}
 """Of an evaluation."""
 PRINTED = {"rebrac": "ReBRAC", "iql": "IQL"}
 SEEDS = 3
-ONLINE_STEPS = 20_000
+ONLINE_STEPS = 15_000
 
 
 class Study:
@@ -63,11 +62,13 @@ class Study:
 
     def sebulba(self, *words: str) -> None:
         """Run a command of Sebulba; its output is kept in the folder."""
-        with open(self.folder / "output.txt", "ab") as output:
-            output.write(f"\n$ sebulba {' '.join(words)}\n".encode())
-            output.flush()
-            command = [sys.executable, "-m", "sebulba", *words]
-            subprocess.run(command, stdout=output, stderr=output, check=True)
+        from sebulba.commands.cli import main as command
+
+        with open(self.folder / "output.txt", "a") as output:
+            output.write(f"\n$ sebulba {' '.join(words)}\n")
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                if code := command(list(words)):
+                    raise SystemExit(f"exit code {code}; see {output.name}")
 
     def run(self, name: str, words: list[str], seed: int) -> Path:
         """Return the folder of a run, which is trained unless it ended before."""
@@ -213,7 +214,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("stages", nargs="*", default=stages)
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--updates", type=int, default=15_000)
+    parser.add_argument("--updates", type=int, default=10_000)
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     study = Study(given.folder, given.seeds, given.updates)

@@ -91,8 +91,9 @@ def new_state(key: jax.Array, rows: Rows) -> State:
     obs, action = rows.obs.shape[1], rows.action.shape[1]
     actor = new_mlp(keys[0], (obs, *HIDDEN, action))
     critics = [new_mlp(one, (obs + action, *HIDDEN, 1)) for one in keys[1:]]
-    copies = jax.tree.map(jnp.copy, (actor, critics))
-    return State(actor, critics, *copies, ADAM.init(actor), ADAM.init(critics))
+    target_actor, target_critics = jax.tree.map(jnp.copy, (actor, critics))
+    opts = ADAM.init(actor), ADAM.init(critics)
+    return State(actor, critics, target_actor, target_critics, *opts)
 
 
 def moved(target: Any, networks: Any) -> Any:
