@@ -1,42 +1,64 @@
-"""Soft actor-critic (Haarnoja et al. 2018, arXiv 1801.01290 and 1812.05905)."""
+"""Soft actor-critic (Haarnoja et al. 2018, arXiv 1801.01290 and 1812.05905).
+
+Of discrete actions: Christodoulou 2019 (arXiv 1910.07207).
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple, Self
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
+from jax.scipy.special import log_ndtr
 
 from sebulba.agent import Loss
 from sebulba.agents.bases.actor_and_critics import ActorCriticsAgent, StepState, critic_loss
 from sebulba.agents.bases.off_policy import Opt
 from sebulba.agents.configs import SACConfig
-from sebulba.agents.kernels.distributions import SquashedGaussian
-from sebulba.agents.nets.encoder import Encoded
+from sebulba.agents.kernels.distributions import Categorical, SquashedGaussian
+from sebulba.agents.kernels.legal_actions import ILLEGAL, legal_mask
+from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
+from sebulba.agents.nets.q_networks import discrete_actions
 from sebulba.agents.replay.transitions_and_sequences import Replay, TransitionReplay
-from sebulba.types import ActionMoments, EnvSpec, EnvStep, PyTree
+from sebulba.types import EnvSpec, EnvStep, PyTree
+
+TARGET_SHARE = 0.5
+"""Mean entropy that a temperature keeps of discrete actions, as a share of the greatest."""
 
 
 class SAC(ActorCriticsAgent[SACConfig]):
     """Two critics, a Gaussian policy that is squashed, and a temperature that learns.
 
-    ``networks`` is ``{"actor", "critics", "log_temperature"}``; the critics have targets.
+    ``networks`` is ``{"actor", "critics", "log_temperature"}``; the critics have targets. For a
+    Discrete space of actions, ``SAC(spec, config)`` is a ``DiscreteSAC``.
     """
+
+    params_per_action = 2
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
+        spec = keywords.get("spec", next(iter(arguments), None))
+        space = getattr(spec, "action_space", None)
+        if cls is SAC and isinstance(space, gymnasium.spaces.Discrete):
+            cls = DiscreteSAC  # type: ignore[assignment]
+        return super().__new__(cls, *arguments, **keywords)
 
     def __init__(self, spec: EnvSpec, config: SACConfig) -> None:
         super().__init__(
             spec,
             config,
             TransitionReplay.of(spec, config.replay),
-            params_per_action=2,
+            params_per_action=self.params_per_action,
             num_critics=2,
             log_temperature=config.temperature_learning_rate,
         )
-        self.distribution = SquashedGaussian(self.squashing)
-        given = config.target_entropy
-        self.target_entropy = -float(self.squashing.size) if given is None else given
+
+    def new_squashing(self, space: gymnasium.Space, config: SACConfig) -> Any:
+        squashing = super().new_squashing(space, config)
+        self.distribution: Any = SquashedGaussian(squashing)
+        return squashing
 
     def new_networks(self, key: jax.Array) -> dict[str, Any]:
         log_temperature = jnp.float32(math.log(self.config.initial_temperature))
@@ -44,8 +66,8 @@ class SAC(ActorCriticsAgent[SACConfig]):
 
     def acting_distribution(
         self, networks: PyTree, step_state: StepState, env_step: EnvStep
-    ) -> ActionMoments:
-        """Return the moments of what is sampled in training."""
+    ) -> PyTree:
+        """Return the moments, or the probabilities, of what is sampled in training."""
         actor, env_step = self.as_seen(networks, env_step)
         obs = self.encode(env_step.obs, num_leading=1)
         return self.distribution.of_actions(self.policy(actor, obs))
@@ -60,6 +82,10 @@ class SAC(ActorCriticsAgent[SACConfig]):
         distribution = self.distribution
         raw = distribution.at(params, noise) if explore else distribution.mode(params)
         return self.squashing.unit(raw)
+
+    def target_entropy(self, obs: Encoded) -> jax.Array | float:
+        """Return the mean entropy that the temperature keeps where none is given, in nats."""
+        return -float(self.squashing.size)
 
     def sampled(self, actor: PyTree, obs: Encoded, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Draw unit actions ``[N, K]``, differentiable in ``actor``, and their log-densities."""
@@ -82,16 +108,20 @@ class SAC(ActorCriticsAgent[SACConfig]):
         temperature = jnp.exp(networks["log_temperature"])
 
         next_action, log_prob = self.sampled(networks["actor"], batch.next_obs, next_key)
-        next_values = self.values(opt.target, batch.next_obs, next_action)
-        next_value = jnp.min(next_values, axis=0) - temperature * log_prob
+        next_outputs = self.outputs(opt.target, batch.next_obs, next_action)
+        next_value = self.of_action(jnp.min(next_outputs, axis=0), next_action)
+        next_value -= temperature * log_prob
         values = self.values(networks["critics"], batch.obs, batch.action)
         loss, priority = critic_loss(values, batch, weight, next_value)
 
         action, log_prob = self.sampled(networks["actor"], batch.obs, now_key)
-        value = jnp.min(self.values(stop_gradient(networks["critics"]), batch.obs, action), 0)
+        outputs = self.outputs(stop_gradient(networks["critics"]), batch.obs, action)
+        value = self.of_action(jnp.min(outputs, axis=0), action)
         actor_loss = jnp.mean(stop_gradient(temperature) * log_prob - value)
         entropy = -jnp.mean(stop_gradient(log_prob))
-        temperature_loss = temperature * (entropy - self.target_entropy)
+        given = self.config.target_entropy
+        target_entropy = self.target_entropy(batch.obs) if given is None else given
+        temperature_loss = temperature * (entropy - target_entropy)
 
         metrics = {
             "critic_loss": loss,
@@ -103,3 +133,88 @@ class SAC(ActorCriticsAgent[SACConfig]):
         }
         experience = self.set_priority(experience, draw, priority)
         return loss + actor_loss + temperature_loss, (experience, metrics)
+
+
+class OneHot:
+    """Maps logits ``[..., A]`` to unit actions, one-hot vectors, and these to those of a Discrete.
+
+    It stands in the place of a ``Squashing``.
+    """
+
+    def __init__(self, actions: Categorical) -> None:
+        self._actions = actions
+        self.size = actions.num_params
+
+    def unit(self, logits: jax.Array) -> jax.Array:
+        """Return the likeliest."""
+        return jax.nn.one_hot(self._actions.mode(logits), self.size)
+
+    def action(self, unit: jax.Array) -> jax.Array:
+        """Return the actions that the environment receives, ``[...]``."""
+        return self._actions.action(self._actions.mode(unit))
+
+    def unit_of(self, action: jax.Array) -> jax.Array:
+        """Return the unit actions of what the environment received."""
+        return jax.nn.one_hot(self._actions.index(action), self.size)
+
+
+class EncodedWithMask(NamedTuple):
+    """``Encoded``, and which actions are legal, ``[N, A]`` bool; None where all always are."""
+
+    vector: jax.Array
+    images: tuple[jax.Array, ...]
+    legal: jax.Array | None
+
+
+class EncoderWithMask(ObservationEncoder):
+    """Also tells which actions are legal."""
+
+    def __call__(self, obs: PyTree, num_leading: int) -> Any:
+        return EncodedWithMask(*super().__call__(obs, num_leading), legal_mask(self._spec, obs))
+
+
+class DiscreteSAC(SAC):
+    """SAC of discrete actions, whose critics value all actions at once.
+
+    Means over the policy are exact sums, in place of samples: equations 10 to 12 of arXiv
+    1910.07207. So probabilities ``[N, A]`` stand for the unit actions of a loss.
+    """
+
+    params_per_action = 1
+    encoder = EncoderWithMask
+
+    def new_squashing(self, space: gymnasium.Space, config: SACConfig) -> OneHot:
+        self.distribution = discrete_actions(space, "SAC")
+        self.num_actions = self.distribution.num_params
+        return OneHot(self.distribution)
+
+    def of_action(self, outputs: jax.Array, action: jax.Array) -> jax.Array:
+        """Return the mean values ``[..., N]`` under probabilities ``action [N, A]``."""
+        return jnp.sum(outputs * jnp.broadcast_to(action, outputs.shape), axis=-1)
+
+    def policy(self, actor: PyTree, obs: Any) -> jax.Array:
+        """Return the logits, ``[N, A]``."""
+        logits = super().policy(actor, obs)
+        return logits if obs.legal is None else jnp.where(obs.legal, logits, ILLEGAL)
+
+    def unit_action(
+        self, params: jax.Array, noise: jax.Array, step_state: StepState, *, explore: bool
+    ) -> jax.Array:
+        """Sample actions, or take the likeliest without ``explore``."""
+        # The greatest of logits plus Gumbel noise is a sample; the Gaussian's quantiles give it.
+        return self.squashing.unit(params - jnp.log(-log_ndtr(noise)) if explore else params)
+
+    def at_random(self, key: jax.Array, params: jax.Array) -> jax.Array:
+        """Draw any legal actions, all alike."""
+        equal = jnp.where(params > 0.5 * ILLEGAL, 0.0, params)
+        return self.squashing.unit(equal + jax.random.gumbel(key, params.shape))
+
+    def sampled(self, actor: PyTree, obs: Encoded, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return the probabilities ``[N, A]``, and the mean of their logarithms, ``[N]``."""
+        params = self.policy(actor, obs)
+        return jax.nn.softmax(params), -self.distribution.entropy(params)
+
+    def target_entropy(self, obs: Any) -> jax.Array | float:
+        """Return ``TARGET_SHARE`` of the mean entropy of actions at random."""
+        number = self.num_actions if obs.legal is None else jnp.sum(obs.legal, axis=-1)
+        return TARGET_SHARE * jnp.mean(jnp.log(number))

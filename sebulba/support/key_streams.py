@@ -23,3 +23,6 @@ HOST_STREAM = 0xFFFFFFFB
 
 FIRST_NOISE_STREAM = 0x6E6F6973
 """Of the key of a step state: the first noise where noise lasts longer than a step."""
+
+LAYER_NOISE_STREAM = 0x6E6F6974
+"""Of the key of a step state or of a loss: the noise of a network's layers."""

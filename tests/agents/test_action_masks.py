@@ -15,6 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 import sebulba
 from sebulba import ActionError, EnvError, UsageError
 from sebulba.agents.configs import (
+    DDPGConfig,
     DQNConfig,
     ImpalaConfig,
     PPOConfig,
@@ -45,6 +46,7 @@ AGENTS = {
     "ppo": PPOConfig(torso=SMALL, epochs=1, minibatches=1),
     "reinforce": SimplePolicyGradientConfig(torso=SMALL),
     "dqn": DQNConfig(torso=SMALL, replay=REPLAY),
+    "sac": SACConfig(torso=SMALL, replay=REPLAY),
     "r2d2": R2D2Config(
         torso=SMALL,
         replay=SEQUENCES,
@@ -360,7 +362,7 @@ def test_a_mask_that_cannot_be_found_is_refused(env, options, words):
 
 def test_continuous_agents_have_no_use_for_masks():
     with pytest.raises(UsageError, match="Discrete"):
-        make_agent(sebulba.env_spec(InfoMask, action_mask="info"), SACConfig(torso=SMALL))
+        make_agent(sebulba.env_spec(InfoMask, action_mask="info"), DDPGConfig(torso=SMALL))
 
 
 # check-env.

@@ -313,7 +313,7 @@ def test_refuses_spaces_that_it_cannot_take(name: str) -> None:
     [
         ("dqn", spaces.Box(-1, 1, (2,))),
         ("r2d2", spaces.Box(-1, 1, (2,))),
-        ("sac", spaces.Discrete(3)),
+        ("sac", spaces.MultiDiscrete([3])),
         ("ddpg", spaces.Discrete(3)),
     ],
 )

@@ -17,6 +17,7 @@ from sebulba.agents.kernels.value_distributions import (
     expected_value,
     logits_of,
     projected,
+    quantile_td,
 )
 from sebulba.agents.nets.q_networks import QHead
 from sebulba.errors import UsageError
@@ -26,6 +27,7 @@ from tests.agents.test_returns import import_rlax
 from tests.support.agent_driver import SPEC, Driver, quick_state
 
 ATOMS = dataclasses.replace(TINY, loss="huber", atoms=5, value_min=-1.5, value_max=2.0)
+QUANTILES = dataclasses.replace(TINY, loss="huber", quantiles=4)
 
 
 def algorithm_1(probability: Any, reward: float, discount: float, support: Any) -> np.ndarray:
@@ -83,6 +85,79 @@ def test_target_and_loss_are_those_of_the_paper_and_of_rlax(reward: float, disco
     value, theirs = jax.value_and_grad(loss_of_rlax)(jnp.asarray(logits))
     np.testing.assert_allclose(ours, value, rtol=1e-5)
     np.testing.assert_allclose(gradient, theirs, atol=1e-6)
+
+
+def algorithm_1_of_quantiles(theta: Any, next_theta: Any, reward: float, discount: float) -> float:
+    """Return the loss of Dabney et al. 2018 (arXiv 1710.10044), algorithm 1, in its loop."""
+    total = 0.0
+    for i, value in enumerate(theta):
+        tau = (2 * i + 1) / (2 * len(theta))
+        for next_value in next_theta:
+            u = reward + discount * next_value - value
+            huber = 0.5 * u**2 if abs(u) <= 1 else abs(u) - 0.5
+            total += abs(tau - (u < 0)) * huber / len(next_theta)
+    return total
+
+
+@pytest.mark.filterwarnings("ignore:Rlax:PendingDeprecationWarning")
+@pytest.mark.parametrize(("reward", "discount"), [(0.3, 0.9), (-7.0, 0.9), (1.3, 0.0)])
+def test_the_loss_of_quantiles_is_that_of_the_paper_and_of_rlax(
+    reward: float, discount: float
+) -> None:
+    rng = np.random.default_rng(1)
+    values, next_values = rng.normal(size=(2, 3, 7)).astype(np.float32)
+    rlax: Any = import_rlax()
+    best = int(np.argmax(next_values.mean(axis=1)))
+    scalars = jnp.asarray(reward), jnp.asarray(discount)
+
+    def loss(theta: Any) -> Any:
+        return quantile_td(theta[2], jnp.asarray(next_values[best]), *scalars)
+
+    def loss_of_rlax(theta: Any) -> Any:
+        tau, following = (jnp.arange(7) + 0.5) / 7, jnp.asarray(next_values.T)
+        return rlax.quantile_q_learning(theta.T, tau, 2, *scalars, following, following, 1.0)
+
+    wanted = algorithm_1_of_quantiles(values[2], next_values[best], reward, discount)
+    ours, gradient = jax.value_and_grad(loss)(jnp.asarray(values))
+    value, theirs = jax.value_and_grad(loss_of_rlax)(jnp.asarray(values))
+    np.testing.assert_allclose([ours, value], wanted, rtol=1e-5)
+    np.testing.assert_allclose(gradient, theirs, atol=1e-6)
+
+
+def test_quantiles_settle_where_their_shares_of_a_distribution_are() -> None:
+    sample = jnp.asarray(np.random.default_rng(2).uniform(0.0, 40.0, size=500), jnp.float32)
+    zero, one = jnp.zeros(()), jnp.ones(())
+    descend = jax.jit(jax.grad(lambda theta: quantile_td(theta, sample, zero, one)))
+    theta = jnp.full(4, 20.0)
+    for _ in range(200):
+        theta -= 1.0 * descend(theta)
+    np.testing.assert_allclose(theta, [5.0, 15.0, 25.0, 35.0], atol=1.5)
+
+
+@pytest.mark.slow
+def test_the_loss_of_a_batch_of_quantiles_is_that_of_the_paper() -> None:
+    agent: Any = DQN(SPEC, QUANTILES)
+    driver = Driver(agent)
+    for cycle in range(3):
+        driver.cycle(cycle % 2)
+    networks, opt, experience, _ = driver.state
+    key = jax.random.key(3)
+    draw, weight = with_axis(lambda x: agent.draw(x, key), experience)
+    loss, (after, _) = with_axis(lambda x: agent.loss(networks, opt, x, key), experience)
+    batch = with_axis(lambda x: agent.replay.gathered(x, draw, 0.99), experience)
+    of = jax.jit(agent._values_and_logits)
+    best = np.argmax(of(networks, batch.next_obs)[0], axis=1)
+    target, (values, theta) = of(opt.target, batch.next_obs)[1], of(networks, batch.obs)
+    np.testing.assert_allclose(values, np.mean(theta, axis=-1), atol=1e-5)
+    losses, errors = [], []
+    for i, action in enumerate(np.asarray(batch.action) - 2):
+        reward, discount = 0.5 * float(batch.reward[i]), float(batch.discount[i])
+        following = np.asarray(target[i, best[i]])
+        losses.append(algorithm_1_of_quantiles(theta[i, action], following, reward, discount))
+        errors.append(reward + discount * following.mean() - float(values[i, action]))
+    np.testing.assert_allclose(loss, np.mean(weight * np.asarray(losses)), rtol=1e-4)
+    new = after.weight[draw.inferencer, draw.row, draw.env]
+    np.testing.assert_allclose(new, np.abs(errors) ** 0.6, rtol=2e-3)
 
 
 def test_a_right_prediction_has_no_divergence_and_no_gradient_reaches_the_target() -> None:
@@ -184,6 +259,9 @@ def test_actions_are_chosen_by_the_means() -> None:
             r"value_max=100.0 has no use without atoms",
         ),
         ({"loss": "squared"}, r"loss='?squared'? has no use with atoms"),
+        ({"quantiles": 5}, r"quantiles=5 cannot be combined with atoms.*leave one out"),
+        ({"atoms": None, "quantiles": 1}, r"quantiles=1 must be a whole number of at least 2"),
+        ({"atoms": None, "quantiles": 5, "loss": "squared"}, r"loss='?squared'? has no use with"),
     ],
 )
 def test_refuses_what_is_no_support(fields: Any, message: str) -> None:

@@ -169,6 +169,17 @@ AGENTS: dict[str, Case] = {
             **_OFF_POLICY,
         )
     ),
+    "dqn-noisy": Case(
+        DQNConfig(
+            noisy=True,
+            dueling=True,
+            quantiles=11,
+            head_hidden_sizes=(16,),
+            torso=_RELU,
+            target=TargetConfig(period=10),
+            **_OFF_POLICY,
+        )
+    ),
     "r2d2": Case(
         R2D2Config(
             lstm_size=8,
@@ -196,6 +207,14 @@ AGENTS: dict[str, Case] = {
         ),
         "continuous",
         num_cycles=120,
+    ),
+    "sac-discrete": Case(
+        SACConfig(
+            temperature_learning_rate=1e-2,
+            initial_temperature=0.1,
+            target_entropy=0.3,
+            **_ACTOR_CRITIC,
+        ),
     ),
     "ddpg": Case(
         DDPGConfig(noise_scale=0.5, num_steps=2, **(_ACTOR_CRITIC | {"learning_rate": 3e-3})),

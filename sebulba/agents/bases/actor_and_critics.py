@@ -1,6 +1,6 @@
-"""What SAC and DDPG share: actor and critics of continuous actions.
+"""What SAC and DDPG share: an actor, and critics of its actions.
 
-The gradient of a critic with respect to the action trains the actor.
+The gradient of a critic with respect to a continuous action trains the actor.
 """
 
 from __future__ import annotations
@@ -49,12 +49,16 @@ class StepState(NamedTuple):
 
 
 class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
-    """An agent for continuous actions; a subclass adds ``unit_action`` and ``loss``.
+    """An agent with an actor and critics; a subclass adds ``unit_action`` and ``loss``.
 
-    Networks are ``{"actor": ..., "critics": (..., ...)}``; only the actor is needed to act.
+    Actions are continuous, unless a subclass has another ``new_squashing``. Networks are
+    ``{"actor": ..., "critics": (..., ...)}``; only the actor is needed to act.
     """
 
     uses_final_obs = True
+    encoder: type[ObservationEncoder] = ObservationEncoder
+    num_actions = 0
+    """With discrete actions: how many each critic values at once."""
 
     def __init__(
         self,
@@ -79,17 +83,31 @@ class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
         Raises:
           UsageError: Actions that are not continuous, or a space that the networks cannot take.
         """
-        space = _continuous(spec.action_space, type(self).__name__)
-        self.squashing = Squashing(space, soft=config.single_bounds == "soft")
-        self.encode = ObservationEncoder(spec, config.torso)
+        self.squashing: Any = self.new_squashing(spec.action_space, config)
+        self.encode = self.encoder(spec, config.torso)
         self._num_critics = num_critics
         self._actor = Actor(config.torso, params_per_action * self.squashing.size)
-        self._critic = Critic(config.torso)
+        self._critic = Critic(config.torso, self.num_actions)
         rates = {"actor": config.learning_rate, "critics": config.critic_learning_rate}
         optimizer = make_optimizers(
             rates | learning_rates, config.optimizer, {"actor": config.actor_period}
         )
         super().__init__(spec, config, replay, optimizer)
+
+    # What a subclass for other actions overrides.
+
+    def new_squashing(self, space: gymnasium.Space, config: ConfigT) -> Any:
+        """Return what maps raw numbers to unit actions, and these to actions of ``space``."""
+        continuous = _continuous(space, type(self).__name__)
+        return Squashing(continuous, soft=config.single_bounds == "soft")
+
+    def of_action(self, outputs: jax.Array, action: jax.Array) -> jax.Array:
+        """Return the values ``[..., N]`` of unit actions, given what critics put out."""
+        return outputs
+
+    def at_random(self, key: jax.Array, params: jax.Array) -> jax.Array:
+        """Draw unit actions ``[N, K]`` without heed of the policy's parameters ``[N, P]``."""
+        return self.squashing.at_random(key, params.shape[0])  # type: ignore[no-any-return]
 
     @abc.abstractmethod
     def unit_action(
@@ -125,6 +143,10 @@ class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
 
     def values(self, critics: Sequence[PyTree], obs: Encoded, action: jax.Array) -> jax.Array:
         """Return the values that each critic gives to unit actions ``[N, K]``, ``[critics, N]``."""
+        return self.of_action(self.outputs(critics, obs, action), action)
+
+    def outputs(self, critics: Sequence[PyTree], obs: Encoded, action: jax.Array) -> jax.Array:
+        """Return what each critic puts out, ``[critics, N]``, or ``[critics, N, A]``."""
         # In a loop: vmap over stacked parameters takes the same time for an MLP on a CPU, and makes
         # grouped convolutions of image networks, which are slow there.
         values = [self._critic.apply({"params": critic}, obs, action) for critic in critics]
@@ -172,8 +194,7 @@ class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
         unit = self.unit_action(params, noise, step_state, explore=explore)
         left = step_state.random_steps
         if explore and self.config.random_env_steps:
-            at_random = self.squashing.at_random(random_key, unit.shape[0])
-            unit = jnp.where(left > 0, at_random, unit)
+            unit = jnp.where(left > 0, self.at_random(random_key, params), unit)
             left = jnp.maximum(left - 1, 0)
         next_state = step_state._replace(key=key, random_steps=left)
         return ActionOutput(self.squashing.action(unit)), next_state
@@ -227,6 +248,6 @@ def _continuous(space: gymnasium.Space, agent_name: str) -> gymnasium.spaces.Box
         return space
     raise UsageError(
         f"action_space={space} must be a Box of floats for {agent_name}, whose actor learns from "
-        "the gradient of a critic with respect to the action; use Impala, PPO, DQN or R2D2 for "
-        "discrete actions, or wrap the environment"
+        "the gradient of a critic with respect to the action; use Impala or PPO, or for a Discrete "
+        "also DQN, R2D2 or SAC, or wrap the environment"
     )

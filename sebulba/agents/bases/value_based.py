@@ -14,8 +14,9 @@ from sebulba.agents.kernels.exploration import HeldActions, epsilon_greedy, held
 from sebulba.agents.kernels.legal_actions import legal_mask, only_legal
 from sebulba.agents.kernels.optimizer import make_optimizer
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
-from sebulba.agents.nets.q_networks import QNetwork, QOutput, discrete_actions
+from sebulba.agents.nets.q_networks import NOISE, QNetwork, QOutput, discrete_actions
 from sebulba.agents.nets.torso import zero_core
+from sebulba.support.key_streams import LAYER_NOISE_STREAM
 from sebulba.support.one_kernel import after
 from sebulba.types import (
     ActionOutput,
@@ -54,7 +55,9 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         """
         self.actions = discrete_actions(spec.action_space, type(self).__name__)
         self.encode = ObservationEncoder(spec, config.torso)
-        self.network = QNetwork(self.actions.num_params, config, config.support)
+        self.network = QNetwork(
+            self.actions.num_params, config, config.support, config.quantiles or 0, config.noisy
+        )
         super().__init__(
             spec, config, replay, make_optimizer(config.learning_rate, config.optimizer)
         )
@@ -74,9 +77,12 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
 
     # Networks.
 
-    def evaluate(self, networks: PyTree, rows: EnvStep, core: PyTree) -> QOutput:
-        """Evaluate the network on rows ``[T, B, ...]`` from recurrent state ``core [B, ...]``."""
-        output = self.network.apply({"params": networks}, *self._inputs(rows, core))
+    def evaluate(self, networks: PyTree, rows: EnvStep, core: PyTree, **rngs: jax.Array) -> QOutput:
+        """Evaluate the network on rows ``[T, B, ...]`` from recurrent state ``core [B, ...]``.
+
+        ``rngs`` are typed keys by stream: that of noisy layers, which have no noise without it.
+        """
+        output = self.network.apply({"params": networks}, *self._inputs(rows, core), rngs=rngs)
         values: jax.Array = only_legal(self.spec, rows.obs, output.values)  # type: ignore[union-attr]
         final = output.final_values  # type: ignore[union-attr]
         if isinstance(rows.final, FinalObs):
@@ -121,7 +127,10 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         self, networks: PyTree, step_state: StepState, env_step: EnvStep, *, explore: bool = True
     ) -> tuple[ActionOutput, StepState]:
         """Take the best action, or a random one with the probability of the environment."""
-        values, core, *_ = self._evaluate_step(networks, step_state, env_step)
+        rngs = {}
+        if explore and self.config.noisy:
+            rngs[NOISE] = jax.random.fold_in(step_state.key, LAYER_NOISE_STREAM)
+        values, core, *_ = self._evaluate_step(networks, step_state, env_step, **rngs)
         key, explore_key = jax.random.split(after(step_state.key, values))
         index = self.actions.mode(values[0])
         probability, epsilon = self.stepped_epsilon(step_state.epsilon)
@@ -140,11 +149,13 @@ class ValueBasedAgent(OffPolicyAgent[ConfigT, ReplayT], Generic[ConfigT, ReplayT
         most, is_first = self.config.most_held_steps, jnp.asarray(row.is_first)
         return held_epsilon_greedy(key, greedy, number, epsilon, held, most, is_first, legal)
 
-    def _evaluate_step(self, networks: PyTree, step_state: StepState, env_step: EnvStep) -> QOutput:
+    def _evaluate_step(
+        self, networks: PyTree, step_state: StepState, env_step: EnvStep, **rngs: jax.Array
+    ) -> QOutput:
         """Evaluate acting networks on one row, ``[1, B, ...]``."""
         networks, env_step = self.as_seen(networks, env_step)
         row = jax.tree.map(lambda x: jnp.asarray(x)[None], env_step._replace(final=()))
-        return self.evaluate(networks, row, step_state.core)
+        return self.evaluate(networks, row, step_state.core, **rngs)
 
     def restored(self, values: jax.Array) -> jax.Array:
         """Return values of the network as sums of scaled rewards, which most are already."""

@@ -23,6 +23,9 @@ class DQNConfig(ValueBasedConfig):
     """Choose the target's action with the trained network (van Hasselt et al. 2016)."""
     loss: Literal["huber", "squared"] = "huber"
     """Loss of a temporal difference; huber is linear beyond 1. With atoms it is not used."""
+    noisy: bool = False
+    """Explore by noise of a learned size in the head's layers (Fortunato et al. 2018, arXiv
+    1706.10295), in place of random actions: epsilon is 0."""
     atoms: int | None = None
     """Learn the distribution of each value over so many numbers (C51: 51; Bellemare et al. 2017,
     arXiv 1707.06887), by its cross-entropy; None: learn the values alone."""
@@ -30,6 +33,9 @@ class DQNConfig(ValueBasedConfig):
     """Least value of the atoms, in units of scaled rewards; lower returns count as this."""
     value_max: float = 10.0
     """Greatest value of the atoms, in units of scaled rewards; higher returns count as this."""
+    quantiles: int | None = None
+    """Learn so many quantiles of each value (QR-DQN: 200; Dabney et al. 2018, arXiv 1710.10044)
+    in place of atoms; None: learn the values alone."""
     initial_epsilon: float = 1.0
     """Initial probability of a random action."""
     final_epsilon: float = 0.05
@@ -50,8 +56,13 @@ class DQNConfig(ValueBasedConfig):
             rule = f"must be below value_max={self.value_max}, and both finite"
             is_range = -math.inf < self.value_min < self.value_max < math.inf
             require(is_range, "value_min", self.value_min, rule, "use the range of returns")
-            rule = "has no use with atoms, which learn by cross-entropy"
-            require(self.loss == "huber", "loss", self.loss, rule, "leave it out, or use no atoms")
+        if self.quantiles is not None:
+            require_size("quantiles", self.quantiles, 2, "use 200, or None for values alone")
+            rule = "cannot be combined with atoms, the other way to learn a distribution"
+            require(self.atoms is None, "quantiles", self.quantiles, rule, "leave one out")
+        if self.atoms or self.quantiles:
+            rule = "has no use with atoms or quantiles, which have a loss of their own"
+            require(self.loss == "huber", "loss", self.loss, rule, "leave it out")
         for name in ("value_min", "value_max") if self.atoms is None else ():
             value = getattr(self, name)
             is_left_out = value == getattr(DQNConfig, name)

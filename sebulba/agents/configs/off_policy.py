@@ -52,9 +52,10 @@ class ValueBasedConfig(OffPolicyConfig):
     head_hidden_sizes: tuple[int, ...] = ()
     """Units of each hidden layer between features and values; with dueling, of both streams."""
 
-    # Without annotations these are constants and not options; R2D2 makes them options.
+    # Without annotations these are constants and not options; R2D2 and DQN make them options.
     lstm_size, memory = 0, cast(Any, None)
     seen_reward = "raw"
+    noisy, quantiles = False, cast(Any, None)
 
     def __post_init__(self) -> None:
         super().__post_init__()

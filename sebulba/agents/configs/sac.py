@@ -21,8 +21,8 @@ class SACConfig(ContinuousControlConfig):
     initial_temperature: float = 1.0
     """Initial weight of the entropy (alpha)."""
     target_entropy: float | None = None
-    """Mean entropy, in nats, of actions scaled to [-1, 1], which the temperature keeps. None: minus
-    the number of action components."""
+    """Mean entropy, in nats, which the temperature keeps, of actions scaled to [-1, 1] or of
+    discrete ones. None: minus the number of components, or half the entropy of random actions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,9 +1,13 @@
-"""Kernels of categorical value distributions: Bellemare et al. 2017 (arXiv 1707.06887)."""
+"""Kernels of value distributions: categorical ones, and quantiles.
+
+Sources: Bellemare et al. 2017 (arXiv 1707.06887); Dabney et al. 2018 (arXiv 1710.10044).
+"""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.scipy.special import xlogy
 
 from sebulba.agents.kernels.returns import value_of
@@ -67,3 +71,26 @@ def categorical_td(
     divergence = loss + jnp.sum(xlogy(target, target))
     # Rounding makes it slightly negative where the prediction is right.
     return loss, jax.lax.stop_gradient(jnp.maximum(divergence, 0.0))
+
+
+def quantile_td(
+    quantiles: jax.Array, next_quantiles: jax.Array, reward: jax.Array, discount: jax.Array
+) -> jax.Array:
+    """Return the quantile Huber loss of a value distribution, a scalar.
+
+    ``sum_i mean_j |tau_i - 1{e_ij < 0}| huber(e_ij)``, with ``tau_i`` the middle of the i-th of N
+    equal shares and ``e_ij = r + discount z'_j - z_i``.
+    Source: Dabney et al. 2018, equation 10 and algorithm 1, with kappa = 1.
+
+    Args:
+      quantiles: ``z``, ``[N]``, of the action taken.
+      next_quantiles: ``z'``, ``[M]``, of the next action; constant to differentiation.
+      reward: ``r``, scalar, the discounted sum of n rewards.
+      discount: Scalar, of the next value; 0 after the end of an episode.
+    """
+    target = jax.lax.stop_gradient(reward + discount * next_quantiles)
+    error = target[None, :] - quantiles[:, None]
+    size = quantiles.shape[0]
+    share = (jnp.arange(size, dtype=jnp.float32) + 0.5) / size
+    weight = jnp.abs(share[:, None] - (error < 0.0))
+    return jnp.sum(jnp.mean(weight * optax.huber_loss(error), axis=1))

@@ -1,4 +1,4 @@
-"""The networks of continuous actions: an actor, and a critic that values actions."""
+"""The networks of an actor and of a critic that values its actions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ class Critic(nn.Module):
     """From an encoded observation and a unit action ``[N, K]`` to what they are worth, ``[N]``.
 
     The action joins the vector parts of the observation, and the features of its images, in front
-    of the MLP; or the features of all of it, where the torso is one of one's own.
+    of the MLP; or the features of all of it, where the torso is one of one's own. With
+    ``num_actions``, it is left out, and values are those of so many actions, ``[N, A]``.
     """
 
     torso: TorsoConfig
+    num_actions: int = 0
 
     @nn.compact
     def __call__(self, encoded: Encoded, action: jax.Array) -> jax.Array:
         """Return the values."""
+        action = action[:, : 0 if self.num_actions else None]
         parts = [encoded.vector, action]
         if self.torso.is_own:
             parts = [Torso(self.torso, name="torso")(encoded), action]
@@ -43,5 +46,6 @@ class Critic(nn.Module):
             only_images = encoded._replace(vector=encoded.vector[:, :0])
             parts.insert(0, Torso(self.torso, name="torso")(only_images))
         mlp = MLP(self.torso, name="mlp")
-        head = dense(1, 1.0, "head", self.torso.initial_kernels)
-        return head(mlp(jnp.concatenate(parts, axis=-1)).astype(jnp.float32))[:, 0]
+        head = dense(max(self.num_actions, 1), 1.0, "head", self.torso.initial_kernels)
+        values = head(mlp(jnp.concatenate(parts, axis=-1)).astype(jnp.float32))
+        return values if self.num_actions else values[:, 0]

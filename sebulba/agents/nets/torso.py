@@ -159,7 +159,7 @@ class Torso(nn.Module):
         """Return the features of all parts, side by side, float32."""
         if self.config.is_own:
             arrays = [*encoded.images, *([encoded.vector] if encoded.vector.shape[-1] else [])]
-            given = arrays[0] if len(arrays) == 1 else encoded
+            given = arrays[0] if len(arrays) == 1 else Encoded(encoded.vector, encoded.images)
             return _checked_features(self.config.kind, own_torso(self.config.kind)(given))
         parts = [self._image_network(image)(image) for image in encoded.images]
         if encoded.vector.shape[-1]:
