@@ -159,11 +159,14 @@ class OneHot:
 
 
 class EncodedWithMask(NamedTuple):
-    """``Encoded``, and which actions are legal, ``[N, A]`` bool; None where all always are."""
+    """``Encoded``, and which actions are legal."""
 
     vector: jax.Array
+    """As that of ``Encoded``."""
     images: tuple[jax.Array, ...]
+    """As those of ``Encoded``."""
     legal: jax.Array | None
+    """``[N, A]`` bool; None where all always are."""
 
 
 class EncoderWithMask(ObservationEncoder):
