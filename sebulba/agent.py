@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+from collections.abc import Collection
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, final
 
 import jax
@@ -133,6 +134,11 @@ class Learner(abc.ABC, Generic[ConfigT]):
 
         A leaf whose spec is ``P()`` must come out of every function equal on all devices.
         """
+
+    @property
+    def zero_if_unsaved(self) -> Collection[str]:
+        """Return the fields of the experience that are zeros if an older checkpoint lacks them."""
+        return ()
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
         """Return ``new`` with everything of ``saved`` that is still valid at other sizes.
@@ -410,7 +416,10 @@ class Agent(Learner[ConfigT]):
     # What the update loop runs.
 
     def acting_networks(self, networks: PyTree, experience: PyTree) -> PyTree:
-        """Return what is staged for Inferencers and saved as the trained policy."""
+        """Return what is staged for Inferencers and saved as the trained policy.
+
+        Where these differ it is ``WithBank``, of which ``networks`` is the policy.
+        """
         return networks
 
     @property

@@ -351,7 +351,7 @@ class GymnasiumLoop:
         )
         if not cycles:
             networks = self.agent.acting_networks(state.networks, state.experience)
-            return Result(state, self.counters, {}, networks)
+            return Result(state, self.counters, {}, without_bank(networks))
         given = [state]
         del state  # so that a large replay is in memory once
         return self.run(given.pop(), cycles, steps_per_cycle)
@@ -460,7 +460,7 @@ class GymnasiumLoop:
             self._last_state,
             self.counters,
             metrics,
-            updater.acting_networks(),
+            without_bank(updater.acting_networks()),
             stopped=session.has_cycles_left,
             stop_reason=session.stop_reason if session.has_cycles_left else None,
         )
@@ -543,7 +543,7 @@ class GymnasiumLoop:
                 f"this loop {'is closed' if self._closed else 'has run'}; "
                 "restore in a new GymnasiumLoop"
             )
-        reader = SnapshotReader(checkpoint.snapshot)
+        reader = SnapshotReader(checkpoint.snapshot, self.agent.zero_if_unsaved)
         saved = reader.run_spec()
         run_spec = self.run_spec(saved.steps_per_cycle)
         self._envs.num_generations = reader.record["generations"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sebulba.agent import without_bank
 from sebulba.cluster.parts import Parts
 from sebulba.errors import ActionError, HangError
 from sebulba.inference import hangs
@@ -125,7 +126,7 @@ class Run:
         """
         # What is not published any more; of several hosts all make it, and host 0 plays it.
         device = self._session.inferencers[0].device
-        trained = on_device(self._updater.acting_networks(), device)
+        trained = on_device(without_bank(self._updater.acting_networks()), device)
         self._evaluations.at_the_end(self._session.counters.env_steps, lambda: trained)
         while evaluation := self._evaluations.wait():
             record = record | evaluation | {"seconds": self._session.seconds}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -89,10 +89,11 @@ class SnapshotWriter:
 class SnapshotReader:
     """Reads trees from a snapshot that ``SnapshotWriter`` made."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        """Read from ``snapshot``."""
+    def __init__(self, snapshot: Snapshot, zeros: Collection[str] = ()) -> None:
+        """Read from ``snapshot``; what is named in ``zeros`` may be missing, and is zero then."""
         self.record = snapshot.record
         self._snapshot = snapshot
+        self._zeros = zeros
 
     def tree(self, prefix: str, like: PyTree) -> PyTree:
         """Return a copy of the tree under ``prefix``, on the default device.
@@ -108,8 +109,12 @@ class SnapshotReader:
                 f"the checkpoint does not fit this run: {'; '.join(different[:MOST_DIFFERENCES])}. "
                 "Use the agent, the environment and the sizes that it was saved with"
             )
-        names, _ = _named(prefix, like)
-        return jax.tree.unflatten(jax.tree.structure(like), list(map(self._leaf, names)))
+        there = self._snapshot.arrays
+        leaves = [
+            self._leaf(name) if name in there else jnp.zeros(leaf.shape, leaf.dtype)
+            for name, leaf in zip(*_named(prefix, like), strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
     def _leaf(self, name: str) -> jax.Array:
         saved = self._snapshot.arrays[name]
@@ -131,6 +136,8 @@ class SnapshotReader:
         found = [f"{name} is in the checkpoint only" for name in sorted(there - wanted.keys())]
         for name, leaf in wanted.items():
             now = f"{leaf.dtype}{list(leaf.shape)}"
+            if name not in there and name.removeprefix(f"{prefix}/") in self._zeros:
+                continue
             if name not in there:
                 found.append(f"{name} is not in the checkpoint, and {now} now")
             elif (saved := self._describe(name)) != now:

@@ -51,18 +51,22 @@ class Counters:
         return self.dropped_lag_cycles + self.dropped_stop_cycles + self.dropped_env_cycles
 
 
+def of_prefix(record: Mapping[str, Any], prefix: str) -> dict[str, float]:
+    """Return the values whose names begin with a prefix, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in record.items()
+        if name.startswith(prefix) and value is not None
+    }
+
+
 def of_groups(record: Mapping[str, Any], metric: str = "episode_return_mean") -> dict[str, float]:
     """Return the mean returns of the groups in a record, if there are several groups.
 
     Of one group they are those of its slots, unless all of them cooperate: the mean over the sides
     of a zero-sum game is 0.
     """
-    prefix = f"{metric}/"
-    means = {
-        name.removeprefix(prefix): value
-        for name, value in record.items()
-        if name.startswith(prefix) and value is not None
-    }
+    means = of_prefix(record, f"{metric}/")
     groups = {name: mean for name, mean in means.items() if "/" not in name}
     if len(groups) > 1:
         return groups

@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from sebulba.metrics.counters import of_groups
+from sebulba.metrics.counters import of_groups, of_prefix
 from sebulba.metrics.short_text import count, duration, number
 from sebulba.metrics.writers import seconds_left
 from sebulba.support.streams import show_notices_by
@@ -35,7 +35,7 @@ KNOWN = frozenset(
         *("episode_length_mean", "episodes_averaged"),
         *("policy_lag_mean", "policy_lag_max", "policy_lag_counts"),
         *("loss", "queue_fill", "dropped_cycles", "masked_truncations"),
-        *("env_restarts", "skipped_updates"),
+        *("env_restarts", "skipped_updates", "elo", "elo_interval"),
         *("nodes", "nodes_lost", "relay_ms", "relay_bytes_per_s", "relay_skipped_networks"),
         *("eval_return_mean", "eval_return_std", "eval_length_mean", "eval_episodes"),
         *("eval_env_steps", "eval_seconds", "eval_skipped", "eval_cut_episodes"),
@@ -136,6 +136,8 @@ class PanelWriter:
         rows.add_row("return", self._return(metrics, value_width))
         if groups := of_groups(metrics):
             rows.add_row("by group", _groups(groups, value_width))
+        if shares := of_prefix(metrics, "win_rate/"):
+            rows.add_row("win rate", _win_rates(metrics, shares, value_width))
         if self._evaluation is not None:
             rows.add_row("evaluation", self._evaluated(self._evaluation, value_width))
             if groups := of_groups(self._evaluation, "eval_return_mean"):
@@ -194,6 +196,14 @@ def _fitting(parts: Iterable[Text], width: int) -> Text:
 
 def _groups(means: Mapping[str, float], width: int) -> Text:
     return _fitting((Text(f"{name} {number(mean)}  ") for name, mean in means.items()), width)
+
+
+def _win_rates(metrics: Mapping[str, Any], shares: Mapping[str, float], width: int) -> Text:
+    """Return whom the learner of a league beats how often, and its Elo rating."""
+    parts = [Text(f"{name} {share:.0%}  ") for name, share in shares.items()]
+    if margin := metrics.get("elo_interval"):
+        parts.insert(0, Text(f"Elo {metrics['elo']:+.0f} ± {margin:.0f}  ", "bold"))
+    return _fitting(parts, width)
 
 
 def _speed(metrics: Mapping[str, Any]) -> Text:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.own_agent import with_agent
 from sebulba.configs.presets import NEUTRAL
+from sebulba.configs.trainers import with_trainers
 from sebulba.errors import UsageError, shown
 from sebulba.runs.exit_codes import tell_hosts
 from sebulba.runs.folder import RunFolder, choose_run_folder
@@ -45,7 +46,8 @@ def train(config: str | ExperimentConfig, /, **changes: Any) -> Result | None:
       **changes: Fields of ``ExperimentConfig`` to change, such as ``total_env_steps=100_000`` or
         ``name="mine"``. A dict changes fields of a field: ``agent={"learning_rate": 1e-3}``.
         ``env`` may be an id, or a class or function at the top of a module, which takes the place
-        of ``env.id`` alone; ``agent`` a subclass of ``sebulba.Agent``.
+        of ``env.id`` alone; ``agent`` a subclass of ``sebulba.Agent``. ``trainer`` names a trainer
+        around the loop, such as ``"league"``, or several, the outermost first.
 
     Returns:
       The result, with ``result.folder``; None on a host other than the first of several.
@@ -220,6 +222,8 @@ def _changed(config: ExperimentConfig, changes: Mapping[str, Any]) -> Experiment
     if isinstance(agent, type):
         config = with_agent(config, _name_of("agent", agent))
         del given["agent"]
+    trainers = given.pop("trainer", ())
+    config = with_trainers(config, [trainers] if isinstance(trainers, str) else trainers)
     env = given.get("env")
     if isinstance(env, str):
         given["env"] = {"id": env}

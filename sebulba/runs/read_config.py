@@ -24,11 +24,12 @@ from tyro.constructors import (
 from sebulba.configs.experiment import ExperimentConfig, OptionValue
 from sebulba.configs.own_agent import with_agent
 from sebulba.configs.presets import PRESETS
+from sebulba.configs.trainers import with_trainers
 from sebulba.errors import UsageError
 from sebulba.runs.configurations import AGENT, FROM, is_trust_given, start_of, take_agent
 from sebulba.support.trust import Trust
 
-ENV_OPTIONS = "--env.options"
+ENV_OPTIONS, TRAINER = "--env.options", "--trainer"
 SHORT_OPTIONS = {
     "--learning-rate": "--agent.learning-rate",
     "--agent.torso": "--agent.torso.kind",
@@ -36,7 +37,10 @@ SHORT_OPTIONS = {
 }
 """Options that are common enough to have a shorter name."""
 
-OWN_AGENT = "--agent module:class trains your own agent; this help then shows its hyper-parameters"
+OWN_AGENT = (
+    "--agent module:class is your own agent, --trainer NAME ... are trainers; "
+    "this help then shows their options"
+)
 
 COMMON_OPTIONS = {
     "task and agent": {
@@ -112,6 +116,8 @@ def parse(
     options, agent = take_agent(options)
     if agent is not None:
         start = with_agent(start, agent)
+    options, trainers = take_trainers(options)
+    start = with_trainers(start, trainers)
     summary = PRESETS[preset].summary if preset in PRESETS else f"{start.agent_name}, your own"
     if {"-h", "--help"} & set(options):
         print(_short_help(f"{command} {preset}", summary, start))
@@ -228,6 +234,32 @@ def _field_docstrings(cls: type) -> dict[str, str]:
         for param in docstring_parser.parse_from_object(base).params:
             texts[param.arg_name] = " ".join((param.description or "").split())
     return texts
+
+
+def take_trainers(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Take ``--trainer NAME ...`` out of ``words``, of which the last counts.
+
+    Returns:
+      The other words, in which ``--NAME.option`` became ``--agent.option``; and the names.
+
+    Raises:
+      UsageError: No name is given.
+    """
+    others, names, left = [], [], list(words)
+    while left:
+        option, equals, value = left.pop(0).partition("=")
+        if option != TRAINER:
+            others.append(option + equals + value)
+            continue
+        names = [value] if equals else [*itertools.takewhile(lambda w: w[:1] != "-", left)]
+        del left[: 0 if equals else len(names)]
+        if not names:
+            raise UsageError(f"{TRAINER} needs a name; use {TRAINER} league")
+    prefixes = tuple(f"--{name}." for name in names)
+    return [
+        f"--agent.{word.partition('.')[2]}" if word.startswith(prefixes) else word
+        for word in others
+    ], names
 
 
 def take_env_options(words: Sequence[str]) -> tuple[list[str], dict[str, OptionValue]]:

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 import sebulba
-from sebulba.agent import AgentState
+from sebulba.agent import AgentState, without_bank
 from sebulba.checkpoints.checkpointer import Checkpoint, Checkpointer
 from sebulba.checkpoints.store import CheckpointStore
 from sebulba.cluster.hosts.join import join_hosts
@@ -237,7 +237,8 @@ class _Run:
         newest = store.load_newest(read=functools.partial(store.load, trust=config.trust))
         assert newest is not None, "it has checkpoints"
         print(f"sebulba: the networks of {folder.path} at {newest[0]:,} env steps", flush=True)
-        return with_networks_of(self.loop.agent, state, SnapshotReader(newest[1]))
+        reader = SnapshotReader(newest[1], self.loop.agent.zero_if_unsaved)
+        return with_networks_of(self.loop.agent, state, reader)
 
     def meet(self, *said: Any) -> Any:
         """Return what host 0 says at a meeting of all hosts; alone, what this one says."""
@@ -432,7 +433,7 @@ class _Run:
         folder, state = self._folder, self._state.pop()
         done = self.env_steps_done
         to_play = self._player is not None and folder.evaluated_at(done) < done
-        networks = self._agent.acting_networks(state.networks, state.experience)
+        networks = without_bank(self._agent.acting_networks(state.networks, state.experience))
         records = read_records(folder.metrics) if folder.metrics.exists() else []
         last = records[-1] if records else {}
         result = Result(state, self.loop.counters, last, networks, folder=folder.root)

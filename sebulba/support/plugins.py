@@ -41,6 +41,8 @@ WRITERS = Group("sebulba.writers", "the writer")
 """By the name of ``--writers``: what makes a writer."""
 RECORDERS = Group("sebulba.recorders", "the recorder")
 """``training`` and ``evaluation``: what makes a recorder of ``--record-dataset``."""
+TRAINERS = Group("sebulba.trainers", "the trainer")
+"""By the name of ``--trainer``: a function that changes an ``ExperimentConfig``."""
 
 _NETWORKS, _EXTERNAL, _LEAGUE = "sebulba-networks", "sebulba-external", "sebulba-league"
 _OFFLINE = "sebulba-offline"
@@ -60,6 +62,7 @@ _APART = {
         **dict.fromkeys(("bc", "iql", "td3-bc", "rebrac", "sac-data"), _OFFLINE),
     },
     RECORDERS: dict.fromkeys(("training", "evaluation"), _OFFLINE),
+    TRAINERS: dict.fromkeys(("self-play", "league", "psro", "population", "curriculum"), _LEAGUE),
     COMMANDS: {
         "networks": _NETWORKS,
         "serve": _EXTERNAL,

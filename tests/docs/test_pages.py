@@ -40,6 +40,7 @@ GUIDES = [
     "agents/continuous-control",
     "many-agents",
     "leagues",
+    "trainers",
     "jax-environments",
     "networks",
     "cluster",

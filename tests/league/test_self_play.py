@@ -23,6 +23,7 @@ from sebulba_league.matchmakers import DRAWN, LOST, MATCHMAKERS, WON, Standings
 import sebulba
 from sebulba import UsageError
 from sebulba.agent import LEARNER_AXIS
+from sebulba.agents.configs import TorsoConfig
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.types import RunSpec
 from tests.league.games import (
@@ -37,6 +38,7 @@ from tests.league.games import (
 )
 from tests.support.loop_helpers import Recorder, leaves_equal
 
+EVERY_CYCLE: dict[str, Any] = {"snapshot_every": 32, "rematch_every": 32}
 HALF = np.full((1, 1), 0.5)
 OFTEN: dict[str, Any] = {"rematch_every": 1, "snapshot_every": 10**9, "matchmaker": "uniform"}
 
@@ -324,7 +326,7 @@ def test_lockstep_leagues_are_the_same_twice_and_after_a_resume_at_every_cycle(t
 
     with loop_of(Turns, league()) as loop:
         whole = jax.device_get(loop.run(loop.new_state(0, 8), 8, 8).state)
-    for stop in range(1, 8, 2):
+    for stop in range(1, 8):
         with Checkpointer(tmp_path / str(stop)) as checkpointer:
             with loop_of(Turns, league(), checkpointer=checkpointer) as loop:
                 loop.run(loop.new_state(0, 8), stop, 8)
@@ -353,14 +355,85 @@ def test_four_update_devices_learn_what_one_does_and_resume_to_the_bit(tmp_path)
     np.testing.assert_allclose(
         *(jax.tree.leaves(s.networks)[0] for s in (one, four)), rtol=1e-3, atol=1e-5
     )
+    for stop in range(1, 6):
+        with Checkpointer(tmp_path / str(stop)) as checkpointer:
+            trained(4, stop, checkpointer=checkpointer)
+            agent, options = league_of(Turns, **fields), {"checkpointer": checkpointer}
+            with loop_of(Turns, agent, 32, update_devices=range(4), **options) as loop:
+                state = loop.restore(checkpointer.load_newest())
+                again = jax.device_get(loop.run(state, 6 - stop, 8).state)
+        for name in ("networks", "opt", "experience"):
+            assert leaves_equal(getattr(four, name), getattr(again, name)), (stop, name)
+
+
+OFTEN_KEPT: dict[str, Any] = {"snapshot_every": 128, "rematch_every": 128, "mirrors": 1}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """Return the experience of a run in ``Turns``, and what loads its checkpoint."""
+    folder, agent = tmp_path_factory.mktemp("kept"), league_of(Turns, **OFTEN_KEPT)
+    with Checkpointer(folder) as saver, loop_of(Turns, agent, checkpointer=saver) as loop:
+        state = loop.run(loop.new_state(0, 8), 4, 8).state
+    return jax.device_get(state.experience), Checkpointer(folder).load_newest
+
+
+def test_a_league_without_ratings_resumes_and_gets_some(kept):
+    """As leagues of before there were ratings."""
+    before, checkpoint = kept[0], kept[1]()
+    assert before.ratings[-1, 1] > 0 and before.record.any()
+    for part in ("experience", "lasting"):
+        for name in ("record", "ratings"):
+            del checkpoint.snapshot.arrays[f"{part}/{name}"]
+    with loop_of(Turns, league_of(Turns, **OFTEN_KEPT)) as loop:
+        state = loop.restore(checkpoint)
+        assert not np.any(state.experience.ratings) and not np.any(state.experience.record)
+        assert leaves_equal(before.history, jax.device_get(state.experience.history))
+        after = loop.run(state, 1, 8).state
+    assert after.experience.ratings[-1, 1] > 0
+
+
+def test_another_number_of_environments_is_said_and_the_league_is_kept(kept):
+    before, load = kept
+    with loop_of(Turns, league_of(Turns, **OFTEN_KEPT), 32) as loop:
+        now = jax.device_get(loop.restore(load()).experience)
+        assert "1 x 16 environments were saved and there are 1 x 32 now" in loop.resume_notes[0]
+    for name in ("history", "generation", "results", "payoff", "record", "ratings"):
+        assert leaves_equal(getattr(before, name), getattr(now, name)), name
+    refused = pytest.raises(UsageError, match="num_envs=20 must be divisible by 8: 4 lanes")
+    with refused, loop_of(Turns, league_of(Turns, **OFTEN_KEPT), 20) as loop:
+        loop.restore(load())
+
+
+def test_a_snapshot_of_another_network_shape_is_refused_in_words(kept):
+    wide = dataclasses.replace(PPO, torso=TorsoConfig(hidden_sizes=(16,)))
+    refused = pytest.raises(UsageError, match=r"does not fit this run: .* Use the agent")
+    with refused, loop_of(Turns, league_of(Turns, agent=wide, **OFTEN_KEPT)) as loop:
+        loop.restore(kept[1]())
+
+
+@pytest.mark.slow
+def test_a_history_above_64_mib_is_in_every_checkpoint(tmp_path):
+    """The rest of so large an experience is saved every half hour only."""
+    wide = dataclasses.replace(PPO, torso=TorsoConfig(hidden_sizes=(1000, 1000)))
+    agent = league_of(Turns, agent=wide, history=20, opponents=1, mirrors=0, **EVERY_CYCLE)
+    options = {"every_updates": 1, "keep_last": 3}
+    with (
+        Checkpointer(tmp_path, **options) as checkpointer,
+        loop_of(Turns, agent, 4, checkpointer=checkpointer) as loop,
+    ):
+        state = jax.device_get(loop.run(loop.new_state(0, 8), 6, 8).state)
+    history = state.experience.history
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(history)) > 64 * 2**20
     with Checkpointer(tmp_path) as checkpointer:
-        trained(4, 3, checkpointer=checkpointer)
-        agent = league_of(Turns, **fields)
-        with loop_of(Turns, agent, 32, update_devices=range(4), checkpointer=checkpointer) as loop:
-            state = loop.restore(checkpointer.load_newest())
-            again = jax.device_get(loop.run(state, 3, 8).state)
-    assert leaves_equal(four.networks, again.networks)
-    assert leaves_equal(four.experience.history, again.experience.history)
+        agent = league_of(Turns, agent=wide, history=20, opponents=1, mirrors=0, **EVERY_CYCLE)
+        with loop_of(Turns, agent, 4) as loop:
+            newest = checkpointer.load_newest()
+            assert newest is not None and newest.snapshot.record["experience"] is not None
+            again = jax.device_get(loop.restore(newest).experience)
+    assert int(again.made) == int(state.experience.made) == 7
+    for name in ("history", "generation", "results", "payoff", "ratings"):
+        assert leaves_equal(getattr(state.experience, name), getattr(again, name)), name
 
 
 def test_the_policy_of_a_league_is_an_ordinary_one(tmp_path):

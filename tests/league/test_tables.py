@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from sebulba_league.command import main
 from sebulba_league.cross_play import cross_play
 from sebulba_league.matchmakers import DRAWN, LOST, WON
 from sebulba_league.presets import PRESETS as OWN
-from sebulba_league.table import elo
+from sebulba_league.ratings import elo, ratings_now
 
 import sebulba
 from sebulba import UsageError
@@ -45,6 +46,36 @@ def test_one_who_won_all_has_a_rating_and_draws_are_half():
     ratings, margins = elo(results)
     assert ratings[0] > ratings[1] + 200 and ratings[1] == pytest.approx(ratings[2], abs=1e-6)
     assert np.isfinite(ratings).all() and np.isfinite(margins).all()
+
+
+def league_whose_players_have(strength: np.ndarray, num_snapshots: int, games: float) -> Any:
+    """Return the tables of a league in which the last player is the learner, after snapshots and
+    anchors."""
+    shares = 1 / (1 + 10 ** ((strength[None] - strength[:, None]) / 400))
+    results = games * np.stack([shares, 0 * shares, 1 - shares], axis=-1)
+    size, others = num_snapshots, len(strength) - 1
+    record = results[:size, :others] * (np.arange(others) < np.arange(size)[:, None])[..., None]
+    record[:, size:] = results[:size, size:others]
+    return SimpleNamespace(
+        generation=np.array([*range(size), -1]),
+        record=np.pad(np.insert(record, size, 0, axis=1), ((0, 1), (0, 0), (0, 0))),
+        results=np.insert(results[-1, :others, None] / 2, size, 0, axis=0).repeat(2, axis=1),
+        ratings=np.zeros((others + 2, 2)),
+    )
+
+
+def test_the_ratings_of_a_league_are_those_that_made_its_results_and_can_be_compared_later():
+    strength = np.array([0.0, 80, 150, -30, 240])  # three snapshots, an anchor, the learner
+    league = league_whose_players_have(strength, 3, games=4000)
+    ratings = ratings_now(league)
+    np.testing.assert_allclose(ratings[[0, 1, 2, 4, 5], 0], strength, atol=3)
+    assert ratings[3].tolist() == [0, 0]  # no snapshot
+    assert (ratings[[0, 1, 2, 4, 5], 1] > 2).all() and (ratings[:, 1] < 15).all()
+    # Later the learner is better, and its opponents keep their ratings.
+    better = league_whose_players_have(np.append(strength[:-1], 400.0), 3, games=4000)
+    better.ratings = ratings
+    later = ratings_now(better)
+    np.testing.assert_allclose(later[[0, 1, 2, 4, 5], 0], [0, 80, 150, -30, 400], atol=4)
 
 
 @pytest.mark.slow
@@ -87,6 +118,8 @@ def test_a_league_by_the_command_is_a_run_like_others(run, tmp_path, capsys):
     assert [row["generation"] for row in table] == [0, 1, 2, 3, 4, None]
     assert sum(row["chance"] for row in table) == pytest.approx(1)
     assert all(len(row["win_rate_by_seat"]) == 2 for row in table)
+    assert sum(row["meta_strategy"] for row in table) == pytest.approx(1)
+    assert all(row["elo_interval_95"] > 0 for row in table)
     assert sum(table[-1]["games"]) > 100
     assert (tmp_path / "a.png").stat().st_size > 10_000
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -97,6 +130,8 @@ def test_a_league_by_the_command_is_a_run_like_others(run, tmp_path, capsys):
     assert (run / "best_policy").is_dir()
     resumed = sebulba.resume(run, total_env_steps=40960)
     assert resumed is not None and int(resumed.state.experience.made) == 6
+    before, after = (x["elo"] for x in (metrics[-1], resumed.metrics))
+    assert abs(before - after) < 100 and resumed.metrics["elo_interval"] > 0
 
 
 @pytest.mark.slow
@@ -133,7 +168,7 @@ def test_trainers_nest_and_each_iteration_says_whom_the_learner_beats(tmp_path):
 
 def test_trainers_in_the_wrong_order_are_refused_in_words():
     rollout = Rollout(Turns, PPO, num_envs=16)
-    with pytest.raises(UsageError, match="League needs a history, which Rollout has not"):
+    with pytest.raises(UsageError, match="League needs a history; put a SelfPlay between"):
         League(rollout)
     with pytest.raises(UsageError, match="nothing has been trained yet"):
         rollout.result()

@@ -237,6 +237,15 @@ def test_panel_has_a_line_for_groups_of_agents():
     assert "player/0 1.5  player/1 1.5" in shown("player", "player/0", "player/1")
 
 
+def test_panel_has_a_line_for_whom_a_league_beats():
+    view = PanelWriter("x", "runs/x", lambda: "devices")
+    shares = {"win_rate/history": 0.61, "win_rate/random": 0.987}
+    view.write(record(2) | shares | {"elo": 120.4, "elo_interval": 14.6})
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(view)
+    assert "win rate   Elo +120 ± 15  history 61%  random 99%" in console.export_text()
+
+
 def test_panel_writer_shows_and_closes_twice():
     console = Console(width=80, file=io.StringIO(), force_terminal=True)
     writer = PanelWriter("cartpole", "runs/x", lambda: "devices", console)

@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-_TRAINERS = ("League", "Rollout", "SelfPlay", "Trained", "Trainer")
-__all__ = ["League", "LeagueConfig", "Rollout", "SelfPlay", "Trained", "Trainer"]
+__all__ = [
+    "PSRO",
+    "Curriculum",
+    "League",
+    "LeagueConfig",
+    "LeaguePopulationConfig",
+    "Population",
+    "PopulationConfig",
+    "Rollout",
+    "SelfPlay",
+    "Trained",
+    "Trainer",
+]
+_CONFIGS = {
+    "LeagueConfig": "config",
+    "LeaguePopulationConfig": "population_config",
+    "PopulationConfig": "population_config",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -14,5 +30,5 @@ def __getattr__(name: str) -> Any:
 
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "trainers" if name in _TRAINERS else "config"
+    module = _CONFIGS.get(name, "trainers")
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -41,7 +41,8 @@ from sebulba.types import (
 from sebulba_league.config import RANDOM, LeagueConfig
 from sebulba_league.lanes import Lanes
 from sebulba_league.matchmakers import DRAWN as DRAW
-from sebulba_league.matchmakers import LOST, MATCHMAKERS, WON, Standings, win_rates
+from sebulba_league.matchmakers import LOST, WON, Standings, matchmaker_of, win_rates
+from sebulba_league.ratings import ratings_now
 
 OWN, GAMES = "learner", "games"
 """Extras of a trajectory: those of the learner, and ``Games``."""
@@ -134,6 +135,12 @@ class LeagueExperience(NamedTuple):
     newer of them had when it was made."""
     anchors: dict[str, PyTree]
     """Experiences of fixed opponents."""
+    record: jax.Array
+    """``[H, H + anchors, 3]`` float32: games that the snapshot in a row had won, drawn and lost
+    against others when it was made, from all seats."""
+    ratings: jax.Array
+    """``[H + anchors + 1, 2]`` float32: Elo ratings and half of their 95 % intervals as of the last
+    edit; the learner's are the last row. An interval of 0 says that there is no rating yet."""
 
 
 class LeagueAgent(Agent[LeagueConfig]):
@@ -152,6 +159,7 @@ class LeagueAgent(Agent[LeagueConfig]):
           UsageError: The seats of the game do not share a policy, or an anchor cannot play them.
         """
         super().__init__(spec, config)  # type: ignore[arg-type]
+        self._chances = matchmaker_of(config.matchmaker)
         members = MultiAgentConfig(config.agents, auxiliary=config.auxiliary)
         self._player = MultiAgent(spec, members)
         ((self.group, group), *others) = spec.groups.items()
@@ -245,6 +253,8 @@ class LeagueAgent(Agent[LeagueConfig]):
             jnp.zeros(table, jnp.float32),
             jnp.full((size, size), 0.5, jnp.float32),
             anchors,
+            jnp.zeros((size, *table[::2]), jnp.float32),
+            jnp.zeros((table[0] + 1, 2), jnp.float32),
         )
 
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> PyTree:
@@ -488,6 +498,7 @@ class LeagueAgent(Agent[LeagueConfig]):
         anchors = dict(zip(self.anchors, rates[size:], strict=True))
         more = {f"win_rate/{name}": rate for name, rate in (of_history | anchors).items()}
         more["snapshots"] = number.astype(jnp.float32)
+        more["elo"], more["elo_interval"] = experience.ratings[-1]
         return loss, (experience._replace(learner=learner), {**metrics, **more})
 
     def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
@@ -512,6 +523,10 @@ class LeagueAgent(Agent[LeagueConfig]):
         learner = self.learner.with_lasting(experience.learner, lasting.learner)
         return lasting._replace(learner=learner)
 
+    @property
+    def zero_if_unsaved(self) -> Collection[str]:
+        return "record", "ratings"
+
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
         """Keep the league, if the learner can keep its part; games in progress are unknown."""
         learner = self.learner.refit_experience(new.learner, saved.learner)
@@ -528,16 +543,25 @@ class LeagueAgent(Agent[LeagueConfig]):
     ) -> AgentState:
         """Take a snapshot if one is due, and give every lane that is ready its next opponent."""
         old: LeagueExperience = state.experience
-        kept = "generation", "made", "matches", "seen", "results", "payoff"
+        kept = "generation", "made", "matches", "seen", "results", "payoff", "record", "ratings"
         # Copies: what shares a buffer of the experience would keep the next update from taking it.
         host = old._replace(
             **{n: jax.tree.map(np.array, jax.device_get(getattr(old, n))) for n in kept}
         )
+        host = host._replace(ratings=ratings_now(host))  # type: ignore[arg-type]
         every = self.config.snapshot_every
         if now // every > before // every:
             host = self._with_snapshot(state.networks, host, rng)
+            if self.config.restart and rng.random() < self.config.restart:
+                state = self._begun_anew(state, rng)
+                host.results[:] = 0.0  # type: ignore[index]
         host = host._replace(matches=self._next_matches(host, rng))
         return state._replace(experience=host)
+
+    def _begun_anew(self, state: AgentState, rng: np.random.Generator) -> AgentState:
+        """Return the state with initial networks and a new optimizer state."""
+        networks = self.learner.new_networks(jax.random.key(int(rng.integers(2**31))))
+        return state._replace(networks=networks, opt=self.learner.new_opt(networks))
 
     def _with_snapshot(
         self, networks: PyTree, host: LeagueExperience, rng: np.random.Generator
@@ -563,6 +587,9 @@ class LeagueAgent(Agent[LeagueConfig]):
         acting = self.acting_networks(networks, host)
         payoff[row] = win_rates(results[: len(generation)]).mean(axis=-1)  # type: ignore[index, arg-type]
         payoff[:, row], payoff[row, row] = 1 - payoff[row], 0.5  # type: ignore[index]
+        record, ratings = host.record, host.ratings
+        record[row], record[:, row] = results.sum(axis=1), 0.0  # type: ignore[index]
+        record[row, row], ratings[row] = 0.0, ratings[-1]  # type: ignore[index]
         generation[row], results[row] = number, 0.0  # type: ignore[index]
         return host._replace(history=_written(host.history, acting, row))
 
@@ -570,8 +597,9 @@ class LeagueAgent(Agent[LeagueConfig]):
         """Return the matches with new ones where no game of the match before is left."""
         number, row, generation = (np.array(x) for x in host.matches)
         results = np.asarray(host.results)[: self.config.history]
-        standings = Standings(np.asarray(host.generation), results, np.asarray(host.payoff))
-        chances = MATCHMAKERS[self.config.matchmaker](standings)
+        known = np.asarray(host.generation), results, np.asarray(host.payoff)
+        standings = Standings(*known, self.config.gate)
+        chances = self._chances(standings)
         drawn = rng.choice(len(chances), size=len(number), p=chances)
         ready = np.array(host.seen).min(axis=0) == number
         for lane in np.flatnonzero(ready & (drawn != row[NOW])):

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sebulba.commands.options import TRUST, json_of, number, option, parse
+from sebulba.commands.options import TRUST, flag, json_of, number, option, parse
 from sebulba.runs.api import open_run
 from sebulba.runs.exit_codes import EXIT_OK
 from sebulba.support.checks import at_least
 from sebulba.support.files import check_folder_of, write_json
 from sebulba_league.config import LeagueConfig
 from sebulba_league.history import newest_checkpoint, read_history
-from sebulba_league.table import elo, print_ratings, print_rows, record_of, rows_of
+from sebulba_league.ratings import elo
+from sebulba_league.table import print_ratings, print_rows, record_of, rows_of, snapshots_of
 
 if TYPE_CHECKING:
     from sebulba.checkpoints.checkpointer import Checkpoint
     from sebulba.configs.experiment import ExperimentConfig
     from sebulba.runs.folder import RunFolder
 
+GAMES = 100
+"""Games of a pair and seat in a cross-play where nothing else is said."""
 NOW = "now"
 """The learner at the end of the run, among the players of a cross-play."""
 
@@ -31,7 +34,10 @@ def main(argv: Sequence[str]) -> int:
         argv,
         (
             option("run", "folder of the run", metavar="RUN"),
-            number("--games", 0, "have all snapshots play each other, N games a pair and seat"),
+            flag(
+                "--cross-play", f"let all snapshots play each other, {GAMES} games a pair and seat"
+            ),
+            number("--games", 0, "the same with N games"),
             number("--seed", 1, "of these games"),
             option("--picture", "also draw it into FILE", metavar="FILE.png"),
             json_of("the table"),
@@ -39,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
         ),
     )
     at_least(0, "games", arguments.games)
+    if arguments.cross_play and not arguments.games:
+        arguments.games = GAMES
     check_folder_of(arguments.picture, "--picture")
     folder, _, (_, config) = open_run(arguments.run, trust=arguments.trust)
     checkpoint = newest_checkpoint(folder, config, trust=arguments.trust)
@@ -48,9 +56,12 @@ def main(argv: Sequence[str]) -> int:
     print_rows(rows, title)
     record: dict[str, Any] = {"opponents": [record_of(row) for row in rows]}
     if not arguments.games and arguments.picture:
-        from sebulba_league.pictures import draw_results
+        from sebulba.metrics.plots import read_records
+        from sebulba_league.pictures import draw_league
 
-        draw_results(rows, arguments.picture, title)
+        arrays = checkpoint.snapshot.arrays
+        payoff = snapshots_of(arrays["lasting/generation"], arrays["lasting/payoff"])
+        draw_league(rows, payoff, read_records(folder.metrics), arguments.picture, title)
     if arguments.games:
         record["cross_play"] = _cross_play(folder, config, checkpoint, arguments)
     if arguments.json:

@@ -5,14 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from sebulba.agents.configs import MultiAgentConfig
 from sebulba.errors import UsageError, shown
 from sebulba.support.checks import check_ranges, check_types, require
+from sebulba.support.user_code import is_attribute
 
 Matchmaking = Literal[
-    "latest", "uniform", "pfsp", "pfsp-variance", "main", "league-exploiter", "nash"
+    "latest",
+    "uniform",
+    "pfsp",
+    "pfsp-variance",
+    "main",
+    "league-exploiter",
+    "nash",
+    "psro",
+    "curriculum",
 ]
 """Names of ``sebulba_league.matchmakers``."""
 RANDOM = "legal-random"
@@ -38,10 +47,16 @@ class LeagueConfig(MultiAgentConfig):
     one, or is not kept, so that all that were ever made are kept with the same chance."""
     snapshot_every: int = 100_000
     """Env steps from one snapshot to the next."""
-    matchmaker: Matchmaking = "pfsp"
+    matchmaker: Matchmaking | str = "pfsp"
     """How a lane chooses its opponent: the newest snapshot; any; those that the learner seldom
     beats (pfsp), or that are near to it (pfsp-variance); AlphaStar's main agent or league
-    exploiter; or an equilibrium of the snapshots, the meta-strategy of PSRO (nash)."""
+    exploiter; an equilibrium of the snapshots (nash), with a tenth of the games against any (psro);
+    snapshots that open one after the other (curriculum); or module:attribute of your own function,
+    Standings -> chance of each snapshot."""
+    gate: float = 0.7
+    """Share of points against a snapshot with which a curriculum opens the next one."""
+    restart: float = 0.0
+    """Chance with which the learner begins anew, with initial networks, after each snapshot."""
     rematch_every: int = 20_000
     """Env steps after which lanes choose again."""
     opponents: int = 6
@@ -60,6 +75,14 @@ class LeagueConfig(MultiAgentConfig):
         check_types(self, "agent.", open_fields=("agents", "frozen", "auxiliary", "anchors"))
         counts = ("snapshot_every", "rematch_every", "opponents", "payoff_games")
         check_ranges(self, "agent.", mirrors=0, history=1, **dict.fromkeys(counts, 1))
+        check_ranges(self, "agent.", gate=(0, 1), restart=(0, 1))
+        require(
+            self.matchmaker in get_args(Matchmaking) or is_attribute(self.matchmaker),
+            "agent.matchmaker",
+            self.matchmaker,
+            f"must be one of {', '.join(get_args(Matchmaking))}, or module:attribute",
+            "use pfsp",
+        )
         require(
             not self.frozen,
             "agent.frozen",
@@ -82,4 +105,7 @@ class LeagueConfig(MultiAgentConfig):
     def named_code(self) -> list[str]:
         """Return what it names that is read or imported."""
         named = [one for one in self.anchors.values() if isinstance(one, str) and one != RANDOM]
-        return [*super().named_code(), *(f"the opponent {one!r}" for one in named)]
+        code = [*super().named_code(), *(f"the opponent {one!r}" for one in named)]
+        if is_attribute(self.matchmaker):
+            code.append(f"the matchmaker {self.matchmaker!r}")
+        return code

@@ -80,13 +80,11 @@ def cross_play(
             action = jax.tree.map(np.asarray, action)
             output = adapter.step(action)
             score += output.unclipped_reward[group][:, 0]
-            for i in np.flatnonzero(output.episode_end):
-                if quota[i]:
-                    quota[i] -= 1
-                    won, lost = score[i] > DRAWN_SIZE, score[i] < -DRAWN_SIZE
-                    column = WON if won else LOST if lost else DRAWN
-                    results[first[i], second[i], column] += 1
-                score[i] = 0.0
+            ended = output.episode_end & (quota > 0)
+            outcome = np.where(score > DRAWN_SIZE, WON, np.where(score < -DRAWN_SIZE, LOST, DRAWN))
+            np.add.at(results, (first[ended], second[ended], outcome[ended]), 1)
+            quota[ended] -= 1
+            score[output.episode_end] = 0.0
     finally:
         adapter.close()
     return results

@@ -8,6 +8,7 @@ import numpy as np
 
 from sebulba.errors import UsageError
 from sebulba_league.config import LeagueConfig
+from sebulba_league.population_config import PopulationFields
 
 if TYPE_CHECKING:
     from sebulba.checkpoints.checkpointer import Checkpoint
@@ -23,6 +24,11 @@ def newest_checkpoint(folder: RunFolder, config: ExperimentConfig, *, trust: boo
         raise UsageError(
             f"{folder.path} is a run of {type(config.agent).__name__}, which has no league; name a "
             "run of a preset such as kuhn-league"
+        )
+    if isinstance(config.agent, PopulationFields):
+        raise UsageError(
+            f"{folder.path} is a run of a population, each member of which has a league of its "
+            "own; name a run without a population"
         )
     from sebulba.checkpoints.checkpointer import Checkpointer
 

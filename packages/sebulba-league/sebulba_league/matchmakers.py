@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sebulba.errors import UsageError, shown
+from sebulba.support.user_code import load_attribute
+
 WON, DRAWN, LOST = range(3)
 """Columns of a table of results, as the learner sees them."""
 PRIOR_GAMES = 2.0
@@ -20,6 +23,11 @@ FORGOTTEN = 0.3
 VERIFICATION = 0.15 / 0.65
 """AlphaStar: share of forgotten snapshots in what the main agent plays beside itself, where 0.5 of
 all its games are prioritized, 0.15 against forgotten ones, and the others against itself."""
+
+EXPLORED = 0.1
+"""Share of games in PSRO against any snapshot."""
+CHANCES_OFF = 1e-6
+"""Most by which the sum of a user's chances may differ from 1."""
 
 
 class Standings(NamedTuple):
@@ -31,6 +39,8 @@ class Standings(NamedTuple):
     """``[H, A, 3]``: games that the learner won, drew and lost, by its seat."""
     payoff: np.ndarray
     """``[H, H]``: share of points of a row against a column, as of when the newer was made."""
+    gate: float = 0.7
+    """Share of points of the learner with which a curriculum opens the next snapshot."""
 
     @property
     def win_rate(self) -> np.ndarray:
@@ -91,7 +101,7 @@ def nash(standings: Standings) -> np.ndarray:
     """
     from scipy.optimize import linprog  # slow to import
 
-    there = standings.generation >= 0
+    there = uniform(standings) > 0
     gain = standings.payoff[np.ix_(there, there)].astype(np.float64) - 0.5
     size = len(gain)
     # Maximize v such that every column loses at least v; the unknowns are the shares, then v.
@@ -108,8 +118,30 @@ def nash(standings: Standings) -> np.ndarray:
     return _shares(standings, weights)
 
 
+def psro(standings: Standings) -> np.ndarray:
+    """Return the equilibrium, and a tenth of the games against any snapshot.
+
+    Lanctot et al. give every strategy a least share, too. Without it, what a learner is worth
+    against those outside the equilibrium stays unknown.
+    """
+    return (1 - EXPLORED) * nash(standings) + EXPLORED * uniform(standings)
+
+
+def curriculum(standings: Standings) -> np.ndarray:
+    """Return the same chance for all that are open: a snapshot opens when all older are beaten."""
+    beaten = standings.win_rate >= standings.gate
+    held = standings.generation[(standings.generation >= 0) & ~beaten]
+    newest_open = held.min() if len(held) else standings.generation.max()
+    return _shares(standings, standings.generation <= newest_open)
+
+
 def _shares(standings: Standings, weights: np.ndarray) -> np.ndarray:
     weights = np.where(standings.generation >= 0, weights, 0.0).astype(np.float64)
+    if not weights.any():
+        raise UsageError(
+            "the history is empty, so there is nobody to meet; begin with a snapshot, as new "
+            "experiences do"
+        )
     return weights / weights.sum()
 
 
@@ -121,5 +153,32 @@ MATCHMAKERS: Mapping[str, Matchmaker] = {
     "main": main,
     "league-exploiter": league_exploiter,
     "nash": nash,
+    "psro": psro,
+    "curriculum": curriculum,
 }
 """By the name in a configuration."""
+
+
+def matchmaker_of(name: str) -> Matchmaker:
+    """Return a matchmaker, given its name or ``module:attribute``.
+
+    Raises:
+      UsageError: What a user's own function returns are no chances of the snapshots; when called.
+    """
+    if name in MATCHMAKERS:
+        return MATCHMAKERS[name]
+    own = load_attribute("agent.matchmaker", name)
+
+    def checked(standings: Standings) -> np.ndarray:
+        chances = np.asarray(own(standings), np.float64)
+        there = standings.generation >= 0
+        fits = chances.shape == there.shape and np.isfinite(chances).all()
+        if not fits or (chances < 0).any() or abs(chances[there].sum() - 1) > CHANCES_OFF:
+            raise UsageError(
+                f"agent.matchmaker={name!r} returned {shown(chances.tolist())}; return the chance "
+                f"of each of the {len(there)} rows of generation, with the sum 1 over those that "
+                "are not -1"
+            )
+        return _shares(standings, chances)
+
+    return checked

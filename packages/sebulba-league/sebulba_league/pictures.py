@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +22,53 @@ MOST_WRITTEN = 14
 """Players up to which each cell has its number written in."""
 
 
-def draw_results(rows: Sequence[Row], file: str | Path, title: str) -> None:
-    """Draw the learner's win rates by opponent and seat, and the chances of the next match."""
-    figure = new_figure(max(5.0, 2.0 + 0.42 * len(rows)), 3.4)
-    axes, below = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [2, 1]})
-    rates = np.stack([row.rates for row in rows], axis=1)
+def draw_league(
+    rows: Sequence[Row],
+    payoff: np.ndarray,
+    records: Sequence[Mapping[str, Any]],
+    file: str | Path,
+    title: str,
+) -> None:
+    """Draw whom the learner beats and meets, which snapshot beats which, and ratings over time.
+
+    Args:
+      rows: Of the opponents.
+      payoff: ``[n, n]``: share of points of snapshots against each other, the oldest first.
+      records: Of the run's metrics.
+    """
+    figure = new_figure(max(9.0, 4.5 + 0.5 * len(rows)), 6.4)
+    grid = {"height_ratios": [1, 1.3], "width_ratios": [1.3, 1]}
+    (axes, pairs), (below, curve) = figure.subplots(2, 2, gridspec_kw=grid)
+    names, rates = [row.name for row in rows], np.stack([row.rates for row in rows], axis=1)
     _draw_heat(axes, rates, [f"seat {seat}" for seat in range(len(rates))], figure)
-    axes.set_title(title, loc="left", fontsize=10)
-    below.bar(range(len(rows)), [row.chance for row in rows], color="0.45", width=0.7)
-    below.set_ylabel("next match", fontsize=8)
-    below.set_xticks(range(len(rows)), [row.name for row in rows], rotation=90, fontsize=8)
+    axes.set_title(f"{title}: the learner", loc="left", fontsize=10)
+    axes.set_xticks(range(len(rows)), names, rotation=90, fontsize=8)
+    places, met = np.arange(len(rows)), [row.chance for row in rows]
+    below.bar(places - 0.2, met, 0.4, color="0.45", label="next match")
+    shares = [row.meta for row in rows]
+    below.bar(places + 0.2, shares, 0.4, color="C1", label="meta-strategy")
+    below.set_xticks(range(len(rows)), names, rotation=90, fontsize=8)
     below.set_xlabel("opponent, the oldest snapshot first", fontsize=8)
-    for side in ("top", "right"):
-        below.spines[side].set_visible(False)
+    below.set_ylabel("share of games", fontsize=8)
+    below.legend(fontsize=8, frameon=False)
+    _draw_heat(pairs, payoff, names[: len(payoff)], figure)
+    pairs.set_xticks(range(len(payoff)), names[: len(payoff)], rotation=90, fontsize=8)
+    pairs.set_title("snapshots against each other", loc="left", fontsize=10)
+    rated = [record for record in records if record.get("elo_interval")]
+    steps, elo, margin = (
+        np.array([record[name] for record in rated], np.float64)
+        for name in ("env_steps", "elo", "elo_interval")
+    )
+    curve.fill_between(steps, elo - margin, elo + margin, color="C0", alpha=0.25, linewidth=0)
+    curve.plot(steps, elo, color="C0")
+    for row in rows:
+        if row.generation < 0 and not math.isnan(row.elo):
+            curve.axhline(row.elo, color="0.6", linewidth=0.8, linestyle="--")
+            curve.annotate(row.name, (1, row.elo), xycoords=("axes fraction", "data"), fontsize=7)
+    curve.set_xlabel("env steps", fontsize=8)
+    curve.set_ylabel("Elo of the learner, 95 % interval", fontsize=8)
+    for axes in (below, curve):
+        axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=150)
 
 

@@ -11,10 +11,8 @@ import numpy as np
 from sebulba.errors import UsageError
 from sebulba.tools.compare.tables import console, print_table
 from sebulba_league.config import LeagueConfig
-from sebulba_league.matchmakers import DRAWN, LOST, MATCHMAKERS, WON, Standings, win_rates
-
-CONFIDENCE_95 = 1.96
-"""Standard deviations."""
+from sebulba_league.matchmakers import DRAWN, WON, Standings, matchmaker_of, nash, win_rates
+from sebulba_league.ratings import CONFIDENCE_95
 
 
 class Row(NamedTuple):
@@ -30,6 +28,12 @@ class Row(NamedTuple):
     """Half of the 95 % interval of their mean."""
     chance: float
     """Of being chosen next; 0 of an anchor, which has a lane of its own."""
+    meta: float
+    """Its share of the meta-strategy, an equilibrium of the snapshots; 0 of an anchor."""
+    elo: float
+    """Elo rating as of the last time that lanes chose; NaN without any."""
+    elo_margin: float
+    """Half of its 95 % interval."""
     generation: int
     """-1 of an anchor."""
 
@@ -55,27 +59,44 @@ def rows_of(config: LeagueConfig, arrays: Mapping[str, np.ndarray]) -> list[Row]
         raise UsageError(
             "the newest checkpoint has no league; name a run of a preset such as kuhn-league"
         ) from error
-    standings = Standings(generation, results[: len(generation)], arrays["lasting/payoff"])
-    chances = MATCHMAKERS[config.matchmaker](standings)
+    size = len(generation)
+    standings = Standings(generation, results[:size], arrays["lasting/payoff"], config.gate)
+    shares = np.zeros((len(results), 2))
+    shares[:size] = np.stack([matchmaker_of(config.matchmaker)(standings), nash(standings)], axis=1)
+    ratings = arrays.get("lasting/ratings", np.zeros((len(results) + 1, 2)))
+    names = [*(f"#{number}" for number in generation), *config.anchors]
+    numbers = [*generation, *(-1 for _ in config.anchors)]
     order = [i for i in np.argsort(generation) if generation[i] >= 0]
-    rows = [_row(f"#{generation[i]}", results[i], chances[i], generation[i]) for i in order]
-    named = zip(config.anchors, results[len(generation) :], strict=True)
-    return rows + [_row(name, own, 0.0, -1) for name, own in named]
+    return [
+        _row(names[i], results[i], shares[i], ratings[i], int(numbers[i]))
+        for i in [*order, *range(size, len(results))]
+    ]
 
 
-def _row(name: str, results: np.ndarray, chance: float, generation: int) -> Row:
+def snapshots_of(generation: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Return the rows and columns of a table ``[H, H]`` that are snapshots, the oldest first."""
+    order = [i for i in np.argsort(generation) if generation[i] >= 0]
+    return table[np.ix_(order, order)]
+
+
+def _row(
+    name: str, results: np.ndarray, shares: np.ndarray, rating: np.ndarray, generation: int
+) -> Row:
     games = results.sum(axis=-1)
     rates = win_rates(results)
     squares = (results[:, WON] + results[:, DRAWN] / 4) / np.maximum(games, 1.0)
     variance = np.where(games > 0, np.maximum(squares - rates**2, 0.0), 0.25)
     error = math.sqrt(float((variance / np.maximum(games, 1.0)).sum())) / len(games)
-    return Row(name, games, rates, CONFIDENCE_95 * error, float(chance), int(generation))
+    chance, meta = shares.tolist()
+    elo, margin = rating.tolist() if rating[1] else (math.nan, math.nan)
+    return Row(name, games, rates, CONFIDENCE_95 * error, chance, meta, elo, margin, generation)
 
 
 def print_rows(rows: Sequence[Row], title: str) -> None:
     """Print a line for each opponent."""
     seats = range(len(rows[0].games))
     columns = ["opponent", *(f">seat {seat}" for seat in seats), ">win rate", ">games", ">next"]
+    columns += [">meta", ">Elo"]
     lines = (
         (
             row.name,
@@ -83,6 +104,8 @@ def print_rows(rows: Sequence[Row], title: str) -> None:
             f"{row.win_rate:.0%} ± {row.margin:.0%}" if row.games.all() else "?",
             f"{row.games.sum():,.0f}",
             f"{row.chance:.0%}" if row.generation >= 0 else "",
+            f"{row.meta:.0%}" if row.generation >= 0 else "",
+            "?" if math.isnan(row.elo) else f"{row.elo:+.0f} ± {row.elo_margin:.0f}",
         )
         for row in rows
     )
@@ -107,40 +130,7 @@ def record_of(row: Row) -> dict[str, Any]:
         "win_rate": row.win_rate,
         "interval_95": row.margin,
         "chance": row.chance,
+        "meta_strategy": row.meta,
+        "elo": None if math.isnan(row.elo) else row.elo,
+        "elo_interval_95": None if math.isnan(row.elo) else row.elo_margin,
     }
-
-
-POINTS_A_FACTOR = 400 / math.log(10)
-"""Elo points for a factor of e in the odds."""
-
-
-def elo(results: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return Elo ratings with mean 0, ``[N]``, and half of their 95 % intervals.
-
-    Bradley and Terry's model, by Newton's method (Hunter 2004, doi 10.1214/aos/1079120141); a draw
-    is half a win for both. Everybody has drawn one more game against everybody, so that a player
-    who won all has a rating.
-
-    Args:
-      results: ``[N, N, 3]``: games that player i won, drew and lost against player j, where i has
-        the first seat.
-    """
-    size = len(results)
-    half = results[..., DRAWN] / 2
-    wins = results[..., WON] + half + (results[..., LOST] + half).T
-    np.fill_diagonal(wins, 0.0)
-    wins = wins + 0.5 * (1 - np.eye(size))
-    games = wins + wins.T
-    strength = np.zeros(size)
-    for _ in range(100):
-        expected = 1 / (1 + np.exp(strength[None] - strength[:, None]))
-        gradient = (wins - games * expected).sum(axis=1)
-        information = -games * expected * (1 - expected)
-        information -= np.diag(information.sum(axis=1))
-        step = np.linalg.pinv(information) @ gradient
-        strength = strength + np.clip(step, -2, 2)
-        strength -= strength.mean()
-        if np.abs(step).max() < 1e-9:
-            break
-    errors = np.sqrt(np.maximum(np.diag(np.linalg.pinv(information)), 0.0))
-    return POINTS_A_FACTOR * strength, POINTS_A_FACTOR * CONFIDENCE_95 * errors

@@ -7,7 +7,6 @@ what learns, before that.
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -16,14 +15,22 @@ import jax
 import numpy as np
 
 from sebulba.agent import AgentState
-from sebulba.agents.configs import AgentConfig, MultiAgentConfig, make_agent
+from sebulba.agents.configs import AgentConfig, make_agent
 from sebulba.envs import env_spec, make_env_factory
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 from sebulba.loops.evaluation import Evaluation, evaluate
 from sebulba.loops.gymnasium_loop import GymnasiumLoop, Result
 from sebulba.policies.policy import Policy, save_policy
 from sebulba.support.checks import check_count
 from sebulba_league.agent import LeagueExperience
+from sebulba_league.changes import (
+    SET,
+    with_best_responses,
+    with_curriculum,
+    with_history,
+    with_league,
+    with_population,
+)
 from sebulba_league.config import LeagueConfig, Matchmaking
 from sebulba_league.matchmakers import win_rates
 
@@ -96,20 +103,22 @@ class Rollout(Trainer):
         """Keep the arguments; nothing is made yet.
 
         Args:
-          env: Whatever ``sebulba.make_env_factory`` takes.
+          env: Whatever ``sebulba.make_env_factory`` takes; or several by name, which a
+            ``Curriculum`` orders.
           config: Hyper-parameters of the agent.
           num_envs: As in ``GymnasiumLoop``.
           steps_per_cycle: As in ``GymnasiumLoop.run``.
           rounds: Trajectories of each Inferencer in an iteration.
           seed: Of everything.
-          **options: As for ``GymnasiumLoop``, such as ``schedule="lockstep"``.
+          **options: As for ``GymnasiumLoop``, such as ``schedule="lockstep"``. With a
+            ``checkpointer`` it resumes from the newest checkpoint.
 
         Raises:
           UsageError: A count is out of range.
         """
         for name, value in (("steps_per_cycle", steps_per_cycle), ("rounds", rounds)):
             check_count(name, value)
-        self.env = make_env_factory(env)
+        self.env: Any = dict(env) if isinstance(env, Mapping) else make_env_factory(env)
         self.config = config
         """Hyper-parameters, as they are trained."""
         self._sizes = num_envs, steps_per_cycle, rounds
@@ -132,9 +141,17 @@ class Rollout(Trainer):
     @property
     def loop(self) -> GymnasiumLoop:
         """The loop, made when it is first asked for."""
+        if isinstance(self.env, Mapping):
+            raise UsageError(
+                f"{len(self.env)} environments have no structure; put a Curriculum around the "
+                "Rollout, or train on a set such as sets:prior"
+            )
         if self._loop is None:
             agent = make_agent(env_spec(self.env), self.config)
             self._loop = GymnasiumLoop(self.env, agent, self._sizes[0], **self._options)
+            checkpointer: Any = self._options.get("checkpointer")
+            if checkpointer is not None and (newest := checkpointer.load_newest()) is not None:
+                self._state = self._loop.restore(newest)
         return self._loop
 
     def iterate(self) -> Trained:
@@ -160,10 +177,11 @@ class Rollout(Trainer):
 
 
 class _Nested(Trainer):
-    """A trainer around another one."""
+    """A trainer around another one, which changes the configuration of what learns."""
 
-    def __init__(self, inner: Trainer) -> None:
+    def __init__(self, inner: Trainer, change: Change) -> None:
         self._inner = inner
+        self.wrap(change)
 
     @property
     def rollout(self) -> Rollout:
@@ -183,13 +201,7 @@ class SelfPlay(_Nested):
           inner: Of a game whose seats share a policy.
           **fields: Of ``LeagueConfig``: ``history``, ``snapshot_every``, ``opponents``, ...
         """
-        super().__init__(inner)
-
-        def change(config: AgentConfig) -> AgentConfig:
-            agents = config.agents if isinstance(config, MultiAgentConfig) else {"*": config}
-            return LeagueConfig(agents, **{"matchmaker": "uniform", **fields})
-
-        self.wrap(change)
+        super().__init__(inner, lambda config: with_history(config, **fields))
 
 
 class League(_Nested):
@@ -198,7 +210,7 @@ class League(_Nested):
     def __init__(
         self,
         inner: Trainer,
-        matchmaker: Matchmaking = "pfsp",
+        matchmaker: Matchmaking | str = "pfsp",
         anchors: Mapping[str, Any] | None = None,
     ) -> None:
         """Have ``matchmaker`` choose in ``inner``.
@@ -211,24 +223,79 @@ class League(_Nested):
         Raises:
           UsageError: ``inner`` has no history.
         """
-        super().__init__(inner)
+        fields: dict[str, Any] = {"matchmaker": matchmaker, "anchors": dict(anchors or {})}
+        super().__init__(inner, lambda config: with_league(config, **fields))
 
-        def change(config: AgentConfig) -> AgentConfig:
-            if not isinstance(config, LeagueConfig):
+
+class PSRO(_Nested):
+    """Policy-space response oracles (Lanctot et al. 2017, arXiv 1711.00832).
+
+    Between two snapshots the learner becomes a best response to a meta-strategy: a mixture of the
+    snapshots. Then it is a snapshot itself, and the mixture is solved for again.
+    """
+
+    def __init__(
+        self, inner: Trainer, solver: Matchmaking | str = "psro", restart: float = 0.0
+    ) -> None:
+        """Have the learner of ``inner`` answer its history.
+
+        Args:
+          inner: A ``SelfPlay``, whose ``snapshot_every`` is the length of an answer.
+          solver: The matchmaker that is the meta-strategy.
+          restart: Chance with which an answer begins with initial networks, not with the last ones.
+
+        Raises:
+          UsageError: ``inner`` has no history.
+        """
+        super().__init__(inner, lambda config: with_best_responses(config, solver, restart))
+
+
+class Population(_Nested):
+    """Members train side by side; the worst take over from the best (``PopulationConfig``)."""
+
+    def __init__(self, inner: Trainer, **fields: Any) -> None:
+        """Train several of what learns in ``inner``, with different hyper-parameters.
+
+        Args:
+          inner: Of any environment; a league needs anchors, against which members are compared.
+          **fields: Of ``PopulationConfig``: ``size``, ``vary``, ``exploit_every``, ...
+        """
+        super().__init__(inner, lambda config: with_population(config, **fields))
+
+
+class Curriculum(_Nested):
+    """Environments, or the snapshots of a league, open when those before them are learned."""
+
+    def __init__(self, inner: Trainer, gate: Any, after: Mapping[str, Any] | None = None) -> None:
+        """Order what ``inner`` trains on.
+
+        Args:
+          inner: A ``Rollout`` of several environments, or a trainer with a history.
+          gate: Mean return of 20 episodes by which an environment opens others, or these by name;
+            of a league the share of points against a snapshot that opens the next one.
+          after: Of environments: which of them open which, ``{"hard": "easy"}``.
+
+        Raises:
+          UsageError: There is nothing to order, a name is unknown, or an environment waits for
+            itself.
+        """
+        envs = inner.rollout.env
+        if not isinstance(envs, Mapping):
+            if after is not None:
                 raise UsageError(
-                    f"League needs a history, which {type(inner).__name__} has not; put a SelfPlay "
-                    "between: League(SelfPlay(Rollout(...)))"
+                    f"after={shown(after)} orders environments, and there is one; give several: "
+                    "Rollout({'easy': 'my:Easy', 'hard': 'my:Hard'}, ...)"
                 )
-            return dataclasses.replace(config, matchmaker=matchmaker, anchors=dict(anchors or {}))
-
-        self.wrap(change)
+            super().__init__(inner, lambda config: with_curriculum(config, gate))
+            return
+        super().__init__(inner, lambda config: config)
+        inner.rollout.env = make_env_factory(SET, envs=envs, after=after or {}, gate=gate)
 
 
 def _win_rates(config: AgentConfig, experience: Any) -> dict[str, float]:
-    if not isinstance(config, LeagueConfig):
+    if not isinstance(config, LeagueConfig) or not isinstance(experience, LeagueExperience):
         return {}
-    league: LeagueExperience = experience
-    generation, results = jax.device_get((league.generation, league.results))
+    generation, results = jax.device_get((experience.generation, experience.results))
     rates = np.asarray(win_rates(results).mean(axis=-1))
     names = [f"#{number}" if number >= 0 else "" for number in generation]
     named = zip([*names, *config.anchors], rates.tolist(), strict=True)

@@ -1,0 +1,462 @@
+"""Trainers that nest: best responses, populations, curricula; and ``--trainer``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sebulba_league import (
+    PSRO,
+    Curriculum,
+    League,
+    LeagueConfig,
+    LeaguePopulationConfig,
+    Population,
+    PopulationConfig,
+    Rollout,
+    SelfPlay,
+)
+from sebulba_league.matchmakers import MATCHMAKERS, Standings, matchmaker_of
+from sebulba_league.population import PopulationAgent
+
+import sebulba
+from sebulba import UsageError
+from sebulba.agents.configs import DQNConfig, ReplayConfig, make_agent
+from sebulba.agents.ppo import PPO as PPOAgent
+from sebulba.checkpoints.checkpointer import Checkpointer
+from sebulba.configs.presets import PRESETS
+from sebulba.runs.read_config import parse
+from tests.league.games import CYCLE, PPO, Turns
+from tests.support.loop_helpers import leaves_equal
+from tests.support.plugin_files import install_project
+
+ROOT = Path(__file__).parents[2]
+ALONE: Any = CYCLE | {"schedule": "lockstep"}
+SMALL: dict[str, Any] = {"history": 6, "opponents": 3, "mirrors": 1, "snapshot_every": 512}
+LEAGUES = ROOT / "packages/sebulba-league/pyproject.toml"
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Have the package's own metadata come first on Python's path."""
+    install_project(tmp_path / "site", LEAGUES.read_text())
+    monkeypatch.syspath_prepend(tmp_path / "site")
+
+
+class Bandit(gymnasium.Env):
+    """Episodes of one step, which pays for action 1."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(action), True, False, {}
+
+
+class Long(Bandit):
+    """The same, which pays less."""
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, reward / 2, *rest
+
+
+def rollout_of(env: Any, agent: Any = PPO, num_envs: int = 16, **options: Any) -> Rollout:
+    return Rollout(env, agent, num_envs=num_envs, steps_per_cycle=8, rounds=4, **ALONE | options)
+
+
+# Best responses.
+
+
+def known(rates: list[float], payoff: Any = None) -> Standings:
+    """Return the standings of snapshots that the learner beats so often."""
+    results = 1e6 * np.stack([np.array(rates), 0 * np.array(rates), 1 - np.array(rates)], axis=-1)
+    table = np.full((len(rates), len(rates)), 0.5) if payoff is None else payoff
+    return Standings(np.arange(len(rates)), results[:, None].repeat(2, 1), table)
+
+
+def test_best_responses_meet_the_equilibrium_and_sometimes_others():
+    payoff = np.array([[0.5, 0.0, 0.2], [1.0, 0.5, 0.9], [0.8, 0.1, 0.5]])
+    chances = MATCHMAKERS["psro"](known([0.5, 0.5, 0.5], payoff))
+    np.testing.assert_allclose(chances, [0.1 / 3, 0.9 + 0.1 / 3, 0.1 / 3], atol=1e-6)
+
+
+def test_a_curriculum_opens_a_snapshot_when_all_older_are_beaten():
+    opened = MATCHMAKERS["curriculum"]
+    np.testing.assert_allclose(opened(known([0.9, 0.6, 0.9])), [0.5, 0.5, 0])
+    np.testing.assert_allclose(opened(known([0.9, 0.8, 0.9])), [1 / 3] * 3)
+    np.testing.assert_allclose(opened(known([0.9, 0.6, 0.9])._replace(gate=0.95)), [1, 0, 0])
+
+
+def halves(standings: Standings) -> np.ndarray:
+    return np.full(len(standings.generation), 0.5)
+
+
+def second(standings: Standings) -> np.ndarray:
+    return (standings.generation == 1).astype(float)
+
+
+def test_a_matchmaker_of_ones_own_is_asked_and_has_to_return_chances():
+    here = "tests.league.test_trainers"
+    assert matchmaker_of(f"{here}:second")(known([0.1, 0.2])).tolist() == [0, 1]
+    with pytest.raises(UsageError, match=r"halves' returned \[0.5, 0.5, 0.5\]; .* the sum 1"):
+        matchmaker_of(f"{here}:halves")(known([0.1, 0.2, 0.3]))
+    assert "matchmaker" in LeagueConfig({"*": PPO}, matchmaker=f"{here}:second").named_code()[-1]
+
+
+@pytest.mark.parametrize("name", sorted(MATCHMAKERS))
+def test_an_empty_history_is_said_in_words(name):
+    with pytest.raises(UsageError, match="the history is empty"):
+        MATCHMAKERS[name](known([0.5, 0.5])._replace(generation=np.array([-1, -1])))
+
+
+def test_best_responses_begin_anew_after_each_snapshot_and_play_no_mirrors():
+    trainer = PSRO(SelfPlay(rollout_of(Turns, num_envs=16), **SMALL), restart=1.0)
+    with trainer:
+        trainer.train()
+        state = trainer.rollout.result().state
+        agent: Any = trainer.rollout.loop.agent
+        assert (agent.lanes.opponents, agent.lanes.mirrors) == (4, 0)
+        assert agent.config.matchmaker == "psro"
+        history = jax.device_get(state.experience.history)
+        assert state.experience.generation[:2].tolist() == [0, 1]
+        # The snapshot is of networks that had learned; those of now have not.
+        assert int(state.experience.made) == 2 and not np.any(state.experience.results)
+        now = jax.device_get(agent.acting_networks(state.networks, state.experience))
+        assert not leaves_equal(jax.tree.map(lambda x: x[1], history), now)
+        assert not any(np.any(x) for x in jax.tree.leaves(state.opt))
+
+
+# Populations.
+
+
+WITH_ENTROPY = dataclasses.replace(PPO, entropy_coefficient=0.1)
+
+
+def population_of(env: Any = Bandit, agent: Any = WITH_ENTROPY, **fields: Any) -> PopulationAgent:
+    given: dict[str, Any] = {"vary": ("learning_rate", "entropy_coefficient"), "size": 4}
+    agent = make_agent(sebulba.env_spec(env), PopulationConfig({"member": agent}, **given | fields))
+    assert isinstance(agent, PopulationAgent)
+    return agent
+
+
+def test_members_learn_as_agents_with_their_hyper_parameters_do(monkeypatch):
+    """The same networks and rows, with numbers that are arrays and with numbers of a config."""
+    seen = []
+
+    def check(self, networks, opt, experience, key):
+        """Compare the losses and the optimizer steps of all members with those of agents alone."""
+        result = whole(self, networks, opt, experience, key)
+        for m in range(self._size):
+            own = {name: float(values[m]) for name, values in first.items()}
+            alone = PPOAgent(self.spec, dataclasses.replace(WITH_ENTROPY, **own))
+            alone = alone.for_run(self._run)
+            mine = networks[m], opt.members[m], experience.members[m], jax.random.key(3)
+            theirs, grads = jax.value_and_grad(alone.loss, has_aux=True)(*mine)
+            ours, own_grads = jax.value_and_grad(self._with(opt.varied, m).loss, has_aux=True)(
+                *mine
+            )
+            stepped = self._with(opt.varied, m).optimize(networks[m], opt.members[m], grads)
+            expected = alone.optimize(networks[m], opt.members[m], grads)
+            pairs = (theirs[0], ours[0]), (grads, own_grads), (stepped[0], expected[0])
+            for pair in pairs:
+                jax.debug.callback(lambda *x: seen.append(x), *map(jax.tree.leaves, pair))
+        return result
+
+    agent = population_of()
+    first = jax.device_get(agent._first_values())
+    whole = PopulationAgent.loss
+    monkeypatch.setattr(PopulationAgent, "loss", check)
+    with sebulba.GymnasiumLoop(Bandit, agent, 16, **ALONE, seed=1) as loop:
+        loop.run(loop.new_state(0, 8), 1, 8)
+    jax.effects_barrier()
+    assert len(seen) == 4 * 3 * 2  # two minibatches
+    for ours, theirs in seen:
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), ours, theirs
+        )
+    assert len(set(first["learning_rate"].tolist())) == 4
+    assert max(first["learning_rate"]) == pytest.approx(3 * PPO.learning_rate, rel=1e-5)
+
+
+def test_the_worst_take_over_from_the_best_and_the_best_is_the_policy():
+    agent = population_of(replaced=0.25)
+    with sebulba.GymnasiumLoop(Bandit, agent, 16, **ALONE, seed=1) as loop:
+        state = loop.run(loop.new_state(0, 8), 1, 8).state
+        returns = np.array([3.0, 1.0, 9.0, 5.0], np.float32)
+        experience = state.experience._replace(returns=returns, episodes=np.full(4, 10, np.float32))
+        state = state._replace(experience=experience)
+        before = jax.device_get(state)
+        after = jax.device_get(agent._exploited(state, np.random.default_rng(0)))
+        best = agent.acting_networks(after.networks, after.experience)
+    networks, kept = after.networks, before.networks
+    assert leaves_equal(networks[1], kept[2]) and leaves_equal(
+        after.opt.members[1], after.opt.members[2]
+    )
+    assert all(leaves_equal(networks[m], kept[m]) for m in (0, 2, 3))
+    assert leaves_equal(best.networks, kept[2]) and not leaves_equal(kept[2], kept[1])
+    for name, values in after.experience.varied.items():
+        old = before.experience.varied[name]
+        np.testing.assert_array_equal(values, after.opt.varied[name])
+        np.testing.assert_array_equal(values[[0, 2, 3]], old[[0, 2, 3]])
+        assert float(values[1] / old[2]) in (pytest.approx(1.2), pytest.approx(1 / 1.2))
+    assert after.experience.returns.tolist() == [3, 9, 9, 5]
+
+
+def test_a_member_without_an_episode_is_neither_best_nor_replaced():
+    agent = population_of()
+    experience = jax.eval_shape(
+        lambda key: agent.new_state(key, sebulba.RunSpec(16, 1, 8, 1)).experience, jax.random.key(0)
+    )
+    experience = experience._replace(
+        returns=jnp.array([-5.0, 0, 0, -9]), episodes=jnp.array([1.0, 0, 0, 1])
+    )
+    assert agent._fitness(experience).tolist() == [-5, -np.inf, -np.inf, -9]
+
+
+def test_a_hyper_parameter_stays_where_its_rule_allows_it():
+    agent = population_of(vary=("discount",), agent=dataclasses.replace(PPO, discount=0.9))
+    values = np.asarray(agent._first_values()["discount"])
+    np.testing.assert_allclose(sorted(values), [0.3, 0.9 * 3 ** (-1 / 3), 0.9, 0.9], rtol=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_populations_count_the_returns_of_each_member_and_resume_to_the_bit(devices, tmp_path):
+    def loop_of(**options: Any) -> sebulba.GymnasiumLoop:
+        agent = population_of(exploit_every=16 * 8 * 2, size=2)
+        options |= ALONE | {"update_devices": range(devices), "seed": 1}
+        return sebulba.GymnasiumLoop(Bandit, agent, 16, **options)
+
+    with loop_of() as loop:
+        whole = loop.run(loop.new_state(0, 8), 4, 8)
+    experience = whole.state.experience
+    # Every second row is a reset; after 256 and 512 env steps member 1 took over, or was taken.
+    assert float(experience.episodes.max()) == pytest.approx(100 * (1 - 0.99**128), rel=0.2)
+    assert {"fitness/0", "fitness/1", "best_member", "learning_rate/1"} <= whole.metrics.keys()
+    with Checkpointer(tmp_path) as checkpointer:
+        with loop_of(checkpointer=checkpointer) as loop:
+            loop.run(loop.new_state(0, 8), 3, 8)
+        with loop_of(checkpointer=checkpointer) as loop:
+            again = loop.run(loop.restore(checkpointer.load_newest()), 1, 8)
+    for name in ("networks", "opt", "experience"):
+        ours, theirs = (jax.device_get(getattr(x.state, name)) for x in (whole, again))
+        assert leaves_equal(ours, theirs), name
+
+
+@pytest.mark.slow
+def test_a_population_finds_the_learning_rate_that_learns():
+    """Three of four learning rates are too small to learn in these steps."""
+    agent = dataclasses.replace(PPO, learning_rate=1e-4)
+    fields = {"size": 4, "spread": 100.0, "vary": ("learning_rate",), "exploit_every": 16 * 8 * 8}
+    with Population(rollout_of(Bandit, agent, rounds=64), **fields) as trainer:
+        done = trainer.train()
+        assert trainer.evaluate(50).episode_return_mean == 1.0
+    rates = [done.metrics[f"learning_rate/{m}"] for m in range(4)]
+    assert sum(rate > 1e-3 for rate in rates) >= 3, rates
+
+
+@pytest.mark.slow
+def test_a_population_of_dqn_has_a_replay_each(tmp_path):
+    replay = ReplayConfig(capacity=256, warm_up_env_steps=64)
+    dqn = DQNConfig(torso=PPO.torso, replay=replay, batch_size=8)
+    with Population(rollout_of(Bandit, dqn), size=2) as trainer:
+        done = trainer.train()
+        assert done.metrics["updates"] > 0
+        trainer.save(tmp_path)
+    assert type(sebulba.load_policy(tmp_path).agent).__name__ == "DQN"
+
+
+@pytest.mark.slow
+def test_a_population_of_leagues_is_compared_by_its_anchors(tmp_path):
+    inner = League(
+        SelfPlay(rollout_of(Turns, num_envs=32), **SMALL | {"opponents": 2}),
+        "pfsp",
+        {"any": "legal-random"},
+    )
+    with Population(inner, size=2, exploit_every=256) as trainer:
+        done = trainer.train()
+        assert 0 < done.metrics["fitness/0"] < 1
+        trainer.save(tmp_path / "p")
+        made = [int(one.made) for one in trainer.rollout.result().state.experience.members]
+    assert made == [3, 3]
+    assert sebulba.load_policy(tmp_path / "p").acting_networks.keys() == {"seat"}
+
+
+# Curricula.
+
+
+def test_a_curriculum_over_environments_opens_them_in_order():
+    envs = {"first": Bandit, "second": Long}
+    with Curriculum(rollout_of(envs), after={"second": "first"}, gate=0.9) as trainer:
+        done = trainer.train()
+    assert done.metrics["episodes/first"] > 0 and done.metrics["weight/first"] == 1.0
+    assert "weight/second" not in done.metrics
+
+
+def test_a_curriculum_over_opponents_is_a_matchmaker():
+    trainer = Curriculum(SelfPlay(rollout_of(Turns), **SMALL), gate=0.6)
+    config: Any = trainer.rollout.config
+    assert (config.matchmaker, config.gate) == ("curriculum", 0.6)
+
+
+TWO = {"first": Bandit, "second": Long}
+WRONG = [
+    (lambda: PSRO(rollout_of(Turns)), r"PSRO needs a history; put a SelfPlay between: PSRO\("),
+    (lambda: Curriculum(rollout_of(Bandit), gate=1), "Curriculum needs a history"),
+    (lambda: SelfPlay(Population(rollout_of(Turns))), "population cannot be inside self-play"),
+    (lambda: Population(Population(rollout_of(Bandit))), "cannot have populations"),
+    (lambda: Population(rollout_of(Bandit), size=1), "agent.size=1 must be"),
+    (lambda: Population(rollout_of(Bandit), members=3), "members is not an option"),
+    (lambda: Population(rollout_of(Bandit), vary=("speed",)), r"vary='speed' must be .* no such"),
+    (lambda: Population(rollout_of(Bandit), vary=("value_clip",)), r"vary='value_clip' .* has 0.0"),
+    (lambda: Population(rollout_of(Turns)).rollout.loop, "zero-sum game say nothing"),
+    (lambda: Population(SelfPlay(rollout_of(Turns))).rollout.loop, r"agent.anchors=.* all members"),
+    (lambda: Population(rollout_of(Bandit, num_envs=6)).train(), "divisible by 4: 4 members x 1"),
+    (lambda: rollout_of(TWO).loop, "2 environments have no structure; put a Curriculum"),
+    (
+        lambda: Curriculum(rollout_of(Bandit), gate=1, after={"hard": "easy"}),
+        r"after=.* and there is one; give several",
+    ),
+    (
+        lambda: Curriculum(rollout_of(TWO), gate=1, after={"third": "first"}).rollout.loop,
+        "after names 'third', which is not in the set",
+    ),
+    (
+        lambda: (
+            Curriculum(
+                rollout_of(TWO), gate=1, after={"first": "second", "second": "first"}
+            ).rollout.loop
+        ),
+        "lets 'first' wait for itself",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), WRONG, ids=lambda x: x[:20] if x is str else None)
+def test_trainers_that_do_not_fit_are_refused_in_words(make, words):
+    with pytest.raises(UsageError, match=words):
+        make()
+
+
+# The command line.
+
+
+def test_a_trainer_of_the_command_is_that_of_the_preset(installed):
+    config = parse("kuhn", ["--trainer", "league", "--league.history", "7", "--seed", "3"])
+    preset = PRESETS["kuhn-league"].make()
+    assert isinstance(config.agent, LeagueConfig) and config.agent.history == 7
+    assert dataclasses.replace(config, seed=0).agent == dataclasses.replace(preset.agent, history=7)
+    assert parse("cartpole", ["--trainer", "rollout"]) == parse("cartpole", [])
+    psro: Any = parse("kuhn", ["--trainer=psro"]).agent
+    assert (psro.matchmaker, psro.opponents, psro.mirrors) == ("psro", 8, 0)
+    uniform: Any = parse("kuhn", ["--trainer", "self-play"]).agent
+    assert uniform.matchmaker == "uniform"
+    ladder: Any = parse("kuhn", ["--trainer", "curriculum", "self-play"]).agent
+    assert ladder.matchmaker == "curriculum"
+    words = ["--trainer", "population", "league", "--league.anchors", "any", "legal-random"]
+    leagues: Any = parse("kuhn", words).agent
+    assert isinstance(leagues, LeaguePopulationConfig)
+    assert (leagues.size, leagues.anchors) == (4, {"any": "legal-random"})
+
+
+def test_a_trainer_of_environments_is_a_set(installed):
+    options = ["envs", "{'a': 'm:A', 'b': 'm:B'}", "after", "{'b': 'a'}", "gate", "0.8"]
+    config = parse("ppo", ["--trainer", "curriculum", "--env.options", *options])
+    assert config.env.id == "sets:curriculum" and config.env.options["gate"] == 0.8
+    members: Any = parse("cartpole", ["--trainer", "population", "--population.size", "8"]).agent
+    assert (members.size, members.vary) == (8, ("learning_rate", "entropy_coefficient"))
+
+
+def test_trainers_that_are_unknown_or_not_named_are_refused(installed):
+    for words, said in (
+        (["--trainer", "leage"], "trainer='leage' is unknown; the nearest are league"),
+        (["--trainer", "x"], "trainer='x' is unknown; use rollout, curriculum, league"),
+        (["--trainer"], "--trainer needs a name"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            parse("kuhn", words)
+
+
+@pytest.mark.slow
+def test_a_population_by_the_command_is_a_run_like_others(installed, tmp_path):
+    run: dict[str, Any] = {"trainer": "population", "run_dir": str(tmp_path / "r")}
+    run |= {"total_env_steps": 20_000, "eval_every_env_steps": 10_000, "eval_episodes": 5}
+    result = sebulba.train("cartpole", anneal_learning_rate=False, **run)
+    assert result is not None and "fitness/3" in result.metrics
+    policy = sebulba.load_policy(tmp_path / "r")
+    assert type(policy.agent).__name__ == type(PRESETS["cartpole"].make().agent).__name__[:-6]
+    again = sebulba.resume(tmp_path / "r", total_env_steps=40_000)
+    assert again is not None and again.counters.env_steps >= 40_000
+
+
+# Killed.
+
+
+KILLED = """
+import sys, time
+import jax, numpy as np
+from sebulba.checkpoints.checkpointer import Checkpointer
+from sebulba_league import League, Rollout, SelfPlay
+from tests.league.games import CYCLE, PPO, Turns
+
+folder, target = sys.argv[1], int(sys.argv[2])
+with Checkpointer(folder, every_s=0.2) as checkpointer:
+    options = CYCLE | {"schedule": "lockstep", "checkpointer": checkpointer}
+    rollout = Rollout(Turns, PPO, num_envs=16, steps_per_cycle=8, rounds=1, **options)
+    fields = {"history": 6, "opponents": 3, "mirrors": 1}
+    fields |= {"snapshot_every": 512, "rematch_every": 128}
+    with League(SelfPlay(rollout, **fields), "pfsp") as trainer:
+        while trainer.env_steps < target:
+            print(trainer.train().env_steps, flush=True)
+            time.sleep(0.02)
+        state = rollout.result().state
+        np.savez(sys.argv[3], *map(np.asarray, jax.tree.leaves((state.networks, state.experience))))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_league_that_is_killed_ends_as_one_that_is_not(tmp_path):
+    """Two kills at different moments; all arrays of networks and league are the same bits."""
+
+    def start(folder: str, name: str) -> subprocess.Popen[str]:
+        words = [
+            sys.executable,
+            "-c",
+            KILLED,
+            str(tmp_path / folder),
+            "12800",
+            str(tmp_path / name),
+        ]
+        return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+    assert start("whole", "whole.npz").wait(timeout=300) == 0
+    reached = 0
+    for lines in (25, 20):
+        child = start("killed", "killed.npz")
+        assert child.stdout is not None
+        printed = [int(child.stdout.readline()) for _ in range(lines)]
+        assert printed[0] > reached * 0.3  # it went on, and did not begin anew
+        reached = printed[-1]
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    last = start("killed", "killed.npz")
+    assert last.stdout is not None and int(last.stdout.readline()) > 128
+    assert last.wait(timeout=300) == 0
+    with np.load(tmp_path / "whole.npz") as ours, np.load(tmp_path / "killed.npz") as theirs:
+        assert ours.files == theirs.files
+        assert all(np.array_equal(ours[name], theirs[name]) for name in ours.files)
