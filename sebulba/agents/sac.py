@@ -18,13 +18,20 @@ from sebulba.agent import Loss
 from sebulba.agents.bases.actor_and_critics import ActorCriticsAgent, StepState, critic_loss
 from sebulba.agents.bases.off_policy import Opt
 from sebulba.agents.configs import SACConfig
+from sebulba.agents.kernels.averages import AVERAGES, with_averages
 from sebulba.agents.kernels.distributions import Categorical, SquashedGaussian
 from sebulba.agents.kernels.legal_actions import ILLEGAL, legal_mask
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.q_networks import discrete_actions
-from sebulba.agents.replay.transitions_and_sequences import Replay, TransitionReplay
+from sebulba.agents.replay.transitions_and_sequences import (
+    Replay,
+    Transition,
+    TransitionReplay,
+)
 from sebulba.types import EnvSpec, EnvStep, PyTree
 
+MOMENTS_RATE = 0.01
+"""How far the running moments of CrossQ's critics follow those of a batch."""
 TARGET_SHARE = 0.5
 """Mean entropy that a temperature keeps of discrete actions, as a share of the greatest."""
 
@@ -54,6 +61,8 @@ class SAC(ActorCriticsAgent[SACConfig]):
             num_critics=2,
             log_temperature=config.temperature_learning_rate,
         )
+        if config.crossq:
+            self.optimizer = with_averages(self.optimizer, MOMENTS_RATE)
 
     def new_squashing(self, space: gymnasium.Space, config: SACConfig) -> Any:
         squashing = super().new_squashing(space, config)
@@ -73,7 +82,7 @@ class SAC(ActorCriticsAgent[SACConfig]):
         return self.distribution.of_actions(self.policy(actor, obs))
 
     def with_target(self, networks: PyTree) -> PyTree:
-        return networks["critics"]
+        return () if self.config.crossq else networks["critics"]
 
     def unit_action(
         self, params: jax.Array, noise: jax.Array, step_state: StepState, *, explore: bool
@@ -108,10 +117,10 @@ class SAC(ActorCriticsAgent[SACConfig]):
         temperature = jnp.exp(networks["log_temperature"])
 
         next_action, log_prob = self.sampled(networks["actor"], batch.next_obs, next_key)
-        next_outputs = self.outputs(opt.target, batch.next_obs, next_action)
+        outputs, next_outputs, averages_loss = self.outputs_of(networks, opt, batch, next_action)
         next_value = self.of_action(jnp.min(next_outputs, axis=0), next_action)
         next_value -= temperature * log_prob
-        values = self.values(networks["critics"], batch.obs, batch.action)
+        values = self.of_action(outputs, batch.action)
         loss, priority = critic_loss(values, batch, weight, next_value)
 
         action, log_prob = self.sampled(networks["actor"], batch.obs, now_key)
@@ -132,7 +141,28 @@ class SAC(ActorCriticsAgent[SACConfig]):
             **self.replay_metrics(experience, opt),
         }
         experience = self.set_priority(experience, draw, priority)
-        return loss + actor_loss + temperature_loss, (experience, metrics)
+        return loss + actor_loss + temperature_loss + averages_loss, (experience, metrics)
+
+    def outputs_of(
+        self, networks: PyTree, opt: Opt, batch: Transition, next_action: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array | float]:
+        """Return what critics put out of a batch, and their targets of what follows it.
+
+        CrossQ's critics are their own targets, and see both in one batch: algorithm 1 of Bhatt et
+        al. 2024. The third is then the term of the loss by which their running moments follow.
+        """
+        critics = networks["critics"]
+        if not self.config.crossq:
+            next_outputs = self.outputs(opt.target, batch.next_obs, next_action)
+            return self.outputs(critics, batch.obs, batch.action), next_outputs, 0.0
+        now, then = (batch.obs, batch.action), (batch.next_obs, stop_gradient(next_action))
+        obs, action = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), now, then)
+        both: list[Any] = [
+            self._critic.apply({"params": one}, obs, action, opt.updates, mutable=AVERAGES)
+            for one in critics
+        ]
+        outputs, next_outputs = jnp.split(jnp.stack([outputs for outputs, _ in both]), 2, axis=1)
+        return outputs, next_outputs, sum(jax.tree.leaves([sown for _, sown in both]))
 
 
 class OneHot:

@@ -9,9 +9,9 @@ from sebulba.configs.preset import PENDULUM_REPLAY, REPLAY, Presets, for_task
 PRESETS = Presets()
 
 
-@PRESETS.add("sac", "SAC for any task with continuous actions")
+@PRESETS.add("sac", "SAC for any task with continuous or discrete actions")
 def neutral() -> ExperimentConfig:
-    """Return SAC for any task with continuous actions.
+    """Return SAC for any task with continuous or discrete actions.
 
     Haarnoja et al. 2018 (arXiv 1812.05905), table 1, with the learning rates and the warm-up of
     CleanRL (github.com/vwxyzjn/cleanrl, sac_continuous_action.py), and one update an env step.

@@ -124,6 +124,7 @@ def parse(
         raise SystemExit(0)
     options = ["--help" if option == "--help-all" else option for option in options]
     words, env_options = take_env_options([_long_option(option) for option in options])
+    _check_memory(words, start.agent)
     try:
         config = tyro.cli(
             ExperimentConfig,
@@ -139,6 +140,17 @@ def parse(
         raise error.args[0] from None
     env = dataclasses.replace(config.env, options={**config.env.options, **env_options})
     return dataclasses.replace(config, env=env)
+
+
+def _check_memory(words: list[str], agent: Any) -> None:
+    """Raise UsageError if an agent with a replay is asked for a memory that it has not."""
+    asked = [word for word in words if word.startswith(("--agent.memory", "--agent.lstm"))]
+    fields = {field.name for field in dataclasses.fields(agent)}
+    if asked and "replay" in fields and "memory" not in fields:
+        raise UsageError(
+            f"{asked[0]} is for agents with a memory, which {type(agent).__name__} has not; use "
+            "r2d2, which is DQN with one, or ppo or impala, which take continuous actions, too"
+        )
 
 
 def common_options(config: ExperimentConfig | None = None) -> list[str]:

@@ -13,6 +13,7 @@ import sebulba
 from sebulba.agents.configs import PPOConfig, R2D2Config
 from sebulba.agents.nets.torso import Core, zero_core
 from sebulba.configs.presets import NEUTRAL
+from sebulba.errors import UsageError
 from sebulba.runs.build import build_agent, notes_of_memory
 from sebulba.runs.read_config import parse
 
@@ -52,6 +53,15 @@ def test_without_a_memory_nothing_is_adapted() -> None:
         config = parse(name, ["--num-envs", "3"])
         assert config.agent.minibatches == NEUTRAL[name].make().agent.minibatches  # type: ignore[attr-defined]
         assert not list(notes_of_memory(config))
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac", "ddpg"])
+@pytest.mark.parametrize("word", ["--agent.memory", "--agent.lstm_size=8"])
+def test_agents_without_a_memory_name_those_that_have_one(name: str, word: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"{word} is for agents with a memory.*{name.upper()}Config.*use r2d2"
+    ):
+        parse(name, [word, "lstm"])
 
 
 @pytest.mark.slow

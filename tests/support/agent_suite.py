@@ -208,6 +208,16 @@ AGENTS: dict[str, Case] = {
         "continuous",
         num_cycles=120,
     ),
+    "sac-crossq": Case(
+        SACConfig(
+            crossq=True,
+            temperature_learning_rate=1e-2,
+            initial_temperature=0.1,
+            **_ACTOR_CRITIC,
+        ),
+        "continuous",
+        num_cycles=120,
+    ),
     "sac-discrete": Case(
         SACConfig(
             temperature_learning_rate=1e-2,

@@ -87,7 +87,7 @@ class ActorCriticsAgent(OffPolicyAgent[ConfigT, TransitionReplay]):
         self.encode = self.encoder(spec, config.torso)
         self._num_critics = num_critics
         self._actor = Actor(config.torso, params_per_action * self.squashing.size)
-        self._critic = Critic(config.torso, self.num_actions)
+        self._critic = Critic(config.torso, self.num_actions, config.crossq)
         rates = {"actor": config.learning_rate, "critics": config.critic_learning_rate}
         optimizer = make_optimizers(
             rates | learning_rates, config.optimizer, {"actor": config.actor_period}

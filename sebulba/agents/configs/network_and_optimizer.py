@@ -48,6 +48,9 @@ class TorsoConfig:
     They are codes: divided by 255, as pixels are, those of MiniGrid are almost equal."""
     layer_norm: bool = False
     """Normalise the inputs of each activation over the units of a layer (Ba et al. 2016)."""
+    residual: bool = False
+    """Of an MLP: a residual block with layer normalisation for each hidden size, which are then
+    alike (SimBa; Lee et al. 2024, arXiv 2410.09754)."""
     scale_bounded_observations: bool = False
     """Map observation components with finite bounds to [-1, 1]."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -75,6 +78,13 @@ class TorsoConfig:
         check_ranges(self, "torso.", image_features=1, small_image_pixels=0)
         for size in self.hidden_sizes:
             require_size("torso.hidden_sizes", size, 1, "use sizes such as 64 64")
+        require(
+            not self.residual or len(set(self.hidden_sizes)) == 1,
+            "torso.hidden_sizes",
+            self.hidden_sizes,
+            "must be alike for torso.residual=True, which adds up what its blocks put out",
+            "use sizes such as 256 256",
+        )
         for size in self.resnet_channels:
             require_size("torso.resnet_channels", size, 1, "use channels such as 16 32 32")
         require(

@@ -97,6 +97,8 @@ class ContinuousControlConfig(OffPolicyConfig):
     replay: ReplayConfig = ReplayConfig(capacity=1_000_000, batch_size=256)
     target: TargetConfig = TargetConfig(rate=0.005)
 
+    crossq = False  # without an annotation a constant; SAC makes it an option
+
     @staticmethod
     def of_record(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the fields of a record; one from before ``single_bounds`` clips."""

@@ -16,6 +16,9 @@ class SACConfig(ContinuousControlConfig):
 
     agent_class: ClassVar[str] = "sebulba.agents.sac:SAC"
 
+    crossq: bool = False
+    """Critics with batch renormalisation, over transitions and what follows them in one batch, and
+    without target networks (Bhatt et al. 2024, openreview.net/forum?id=PczQtTsTIX)."""
     temperature_learning_rate: float = 1e-3
     """Step size of the temperature's optimizer."""
     initial_temperature: float = 1.0

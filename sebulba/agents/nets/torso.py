@@ -66,7 +66,11 @@ def _features(x: jax.Array, config: TorsoConfig, size: int) -> jax.Array:
 
 
 class MLP(nn.Module):
-    """Dense layers, each followed by the activation: ``[N, V] -> [N, sizes[-1]]``."""
+    """Dense layers, each followed by the activation: ``[N, V] -> [N, sizes[-1]]``.
+
+    Or residual blocks, each with four times as many units inside (SimBa, section 4 of arXiv
+    2410.09754).
+    """
 
     config: TorsoConfig
 
@@ -74,6 +78,14 @@ class MLP(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Apply all layers."""
         config = self.config
+        if config.residual:
+            norm = functools.partial(nn.LayerNorm, dtype=config.dtype)
+            x = dense(config.hidden_sizes[0], 1.0, dtype=config.dtype)(x)
+            for size in config.hidden_sizes:
+                wide = functools.partial(nn.Dense, kernel_init=nn.initializers.he_normal())
+                y = nn.relu(wide(4 * size, dtype=config.dtype)(norm()(x)))
+                x = x + wide(size, dtype=config.dtype)(y)
+            return norm()(x)
         for size in config.hidden_sizes:
             x = dense(size, math.sqrt(2), None, config.initial_kernels, config.dtype)(x)
             x = _active(x, config, getattr(nn, config.activation))
