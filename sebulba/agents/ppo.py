@@ -26,6 +26,7 @@ from sebulba.agents.bases.on_policy import (
 from sebulba.agents.configs import PPOConfig
 from sebulba.agents.kernels.optimizer import masked_mean, masked_normalized
 from sebulba.agents.kernels.returns import gae, transitions
+from sebulba.agents.kernels.shuffle import shuffled
 from sebulba.support.platforms import cond_on_cpu
 from sebulba.types import PyTree, RunSpec, Trajectory
 
@@ -36,7 +37,7 @@ class Batch(NamedTuple):
     """The transitions of a trajectory, ``[T, B, ...]``, or of a minibatch."""
 
     obs: PyTree
-    """Observations, normalised if they have to be."""
+    """Observations, normalised if they have to be; those of a trajectory have its row T, too."""
     is_first: jax.Array
     """Bool."""
     raw: jax.Array
@@ -157,7 +158,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
         step = transitions(trajectory, config.discount, config.reward_scale, final_value)
         kernel = functools.partial(gae, trace_decay=config.trace_decay)
         return Batch(
-            obs=jax.tree.map(lambda x: x[:-1], row.obs),
+            obs=row.obs,
             is_first=jnp.asarray(row.is_first[:-1]),
             raw=trajectory.extras.raw,
             log_prob=trajectory.extras.log_prob,
@@ -174,7 +175,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
         number, order = experience.minibatch, experience.order
         order = cond_on_cpu(
             number == 0,
-            lambda: jax.random.permutation(key, order.shape[0]).astype(jnp.int32),
+            lambda: shuffled(key, order.shape[0]),
             lambda: order,
         )
         size = order.shape[0] // self.config.minibatches
@@ -198,7 +199,10 @@ class PPO(OnPolicyAgent[PPOConfig]):
             return x.at[at].get(mode="promise_in_bounds", unique_indices=True)
 
         core = jax.tree.map(functools.partial(take, axis=0), experience.core)
-        return core, jax.tree.map(functools.partial(take, axis=1), batch)
+        batch = jax.tree.map(functools.partial(take, axis=1), batch)
+        if self.config.lstm_size:
+            batch = batch._replace(obs=jax.tree.map(lambda x: x[:-1], batch.obs))
+        return core, batch
 
     def _loss(
         self, networks: PyTree, opt: PyTree, core: PyTree, batch: Batch
