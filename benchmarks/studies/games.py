@@ -10,12 +10,13 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sebulba.envs import make_env_factory
-from sebulba.envs.multi.envpool_games import BEGAN, MASK, PLAYER
+from sebulba.envs.multi.envpool_games import BEGAN, MASK, MOVES, PLAYER
 from sebulba.envs.tree import OBSERVATION
 from sebulba.loops.evaluation import evaluate
 from sebulba.policies.policy import Policy, load_policy
@@ -157,12 +158,16 @@ them."""
 
 def nash_conv(game: Poker, probabilities: Probabilities) -> float:
     """Return the sum of what each seat gains by the best reply; 0 in an equilibrium."""
-    chances = _chances(game, probabilities)
+    return nash_conv_of(game, chances_of(game, probabilities))
+
+
+def nash_conv_of(game: Poker, chances: dict[tuple, np.ndarray]) -> float:
+    """Return the same, given the chances of actions in all that a seat can know."""
     deals = [(hand, 1.0 / len(game.deals)) for hand in game.deals]
     return sum(_best_reply(game, seat, deals, chances) for seat in (0, 1))
 
 
-def _chances(game: Poker, probabilities: Probabilities) -> dict[tuple, np.ndarray]:
+def chances_of(game: Poker, probabilities: Probabilities) -> dict[tuple, np.ndarray]:
     """Return the chances of actions in all that a seat can know."""
     hands: dict[tuple, Hand] = {}
     rest = list(game.deals)
@@ -176,7 +181,12 @@ def _chances(game: Poker, probabilities: Probabilities) -> dict[tuple, np.ndarra
     for row, hand in zip(mask, hands.values(), strict=True):
         row[list(game.legal(hand))] = 1
     began = np.array([[hand.mover == 0] for hand in hands.values()], np.int8)
-    chances = probabilities({OBSERVATION: observed, MASK: mask, BEGAN: began})
+    most = max(len(hand.history) for hand in hands.values()) + 1
+    moves = np.zeros((len(hands), most, game.num_actions), np.int8)
+    for row, hand in zip(moves, hands.values(), strict=True):
+        row[range(len(hand.history)), list(hand.history)] = 1
+    parts = {OBSERVATION: observed, MASK: mask, BEGAN: began, MOVES: moves.reshape(len(hands), -1)}
+    chances = probabilities(parts)
     return dict(zip(hands, chances.astype(np.float64), strict=True))
 
 
@@ -358,14 +368,15 @@ def worth_of_words(policy: Policy, *, num_episodes: int = 512) -> float:
 # Exams.
 
 
-def _of_policy(policy: Policy) -> Probabilities:
+def of_policy(policy: Policy) -> Probabilities:
+    """Return the probabilities by which a policy acts."""
     known: Any = policy.spec.observation_space
     return lambda obs: policy.distribution({name: obs[name] for name in known})
 
 
 EXAMS: dict[str, Callable[[Policy], float]] = {
-    "NashConv of KuhnPoker-v1": lambda policy: nash_conv(KUHN, _of_policy(policy)),
-    "NashConv of LeducHoldem-v1": lambda policy: nash_conv(LEDUC, _of_policy(policy)),
+    "NashConv of KuhnPoker-v1": lambda policy: nash_conv(KUHN, of_policy(policy)),
+    "NashConv of LeducHoldem-v1": lambda policy: nash_conv(LEDUC, of_policy(policy)),
     "lost positions of TicTacToe-v1": lost_replies,
     "share won of ConnectFour-v1": lambda p: share_won(p, "ConnectFour-v1", at_random),
     "share won of ConnectFour-v1 against a script": lambda p: share_won(
@@ -376,11 +387,33 @@ EXAMS: dict[str, Callable[[Policy], float]] = {
 """Figures of a policy, by what they are called in goals."""
 
 
+def _of_history(preset: str) -> Callable[[Path], float]:
+    """Return the exam of the mixture of a league's history, given the run."""
+
+    def exam(run: Path) -> float:
+        from benchmarks.studies.league_games import RULES, SQUARE, figures_of
+
+        return figures_of(RULES[preset], run)[SQUARE]
+
+    return exam
+
+
+RUN_EXAMS = {
+    "NashConv of a league's history in KuhnPoker-v1": _of_history("kuhn-league"),
+    "NashConv of a league's history in LeducHoldem-v1": _of_history("leduc-league"),
+}
+"""Figures of a run. The weight of a snapshot is the square of its number."""
+
+
 def main(argv: Sequence[str]) -> None:
-    """Print the figure of an exam."""
+    """Print the figure of an exam, which may be one of the run that has the policy's folder."""
     exam, folder = argv
-    policy: Any = load_policy(folder)
-    print(json.dumps(EXAMS[exam](policy)))
+    if exam in RUN_EXAMS:
+        figure = RUN_EXAMS[exam](Path(folder).parents[1])
+    else:
+        policy: Any = load_policy(folder)
+        figure = EXAMS[exam](policy)
+    print(json.dumps(figure))
 
 
 if __name__ == "__main__":

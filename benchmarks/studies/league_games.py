@@ -1,85 +1,43 @@
-"""Leagues in Kuhn poker, by exact NashConv: ``python -m benchmarks.studies.league_games``.
+"""Leagues in poker, by exact NashConv: ``python -m benchmarks.studies.league_games kuhn-league``.
 
-Players observe their seat, and so who began; in envpool's game they do not, and no policy without
-memory comes below 0.06. The mixture of the history is the strategy of a player who draws a snapshot
-before each game: the mean of behaviour weighted by the player's own chance to come where it is.
+It trains three seeds of each row of ``ROWS`` and prints a Markdown table. The mixture of the
+history is the strategy of a player who draws a snapshot before each game: the mean of behaviour
+weighted by the player's own chance to come where it is.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-import json
+import io
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
-from gymnasium import spaces
 from sebulba_league.config import LeagueConfig
+from sebulba_league.history import newest_checkpoint, read_history
 
 import sebulba
 from benchmarks.studies import games
-from sebulba.agents.configs import PPOConfig, make_agent
+from benchmarks.studies.tables import table
+from sebulba.agents.configs import PPOConfig
 from sebulba.configs.presets import PRESETS
-from sebulba.envs import make_env_factory
+from sebulba.envs import env_spec, make_env_factory
 from sebulba.envs.multi.envpool_games import PLAYER
-from sebulba.envs.tree import OBSERVATION
-from sebulba.policies.policy import Policy
-from sebulba.types import EnvOutput
+from sebulba.policies.policy import Policy, load_policy
+from sebulba.runs.api import open_run
 
-
-class SeatSeen:
-    """A game of envpool for two players in which each also observes its seat."""
-
-    def __init__(self, env: Any) -> None:
-        """Take over ``env``."""
-        self._env, self.num_envs = env, env.num_envs
-        group = env.spec.groups[PLAYER]
-        space = group.spec.observation_space
-        seen: Any = space[OBSERVATION]
-        wider = spaces.Box(0, 1, (seen.shape[0] + 2,), seen.dtype.type)
-        one = dataclasses.replace(
-            group.spec, observation_space=spaces.Dict({**space.spaces, OBSERVATION: wider})
-        )
-        groups = {PLAYER: dataclasses.replace(group, spec=one)}
-        self.spec = dataclasses.replace(env.spec, groups=groups)
-
-    def reset(self) -> EnvOutput:
-        """Begin new games."""
-        return self._with_seat(self._env.reset())
-
-    def step(self, action: Any) -> EnvOutput:
-        """Let the player move whose turn it is."""
-        return self._with_seat(self._env.step(action))
-
-    def fused(self) -> str:
-        """Say why there is no JAX code."""
-        return self._env.fused()
-
-    def close(self) -> None:
-        """Free the games."""
-        self._env.close()
-
-    def _with_seat(self, output: EnvOutput) -> EnvOutput:
-        obs = output.obs[PLAYER]
-        seen = obs[OBSERVATION]
-        seat = np.broadcast_to(np.eye(2, dtype=seen.dtype), (*seen.shape[:2], 2))
-        both = np.concatenate([seen, seat], axis=-1)
-        return output._replace(obs={PLAYER: {**obs, OBSERVATION: both}})
-
-
-def kuhn(num_envs: int, seeds: list[int]) -> SeatSeen:
-    """Make games of Kuhn poker."""
-    return SeatSeen(make_env_factory("KuhnPoker-v1")(num_envs, seeds))
-
-
-RULES = games.KUHN._replace(
-    observation=lambda hand, seat: np.concatenate(
-        [games.KUHN.observation(hand, seat), np.eye(2, dtype=np.int8)[seat]]
-    )
-)
+RULES: Mapping[str, games.Poker] = {"kuhn-league": games.KUHN, "leduc-league": games.LEDUC}
+"""By preset."""
+LAST, EQUAL, LINEAR, SQUARE = "last policy", "equal weights", "linear weights", "square weights"
+"""Figures: the last policy, and mixtures. Linear weights are the numbers of the snapshots, from 1,
+and square ones their squares, as in Brown and Sandholm 2019, arXiv 1809.04040."""
+POWERS = {EQUAL: 0, LINEAR: 1, SQUARE: 2}
 
 
 def mixture(
@@ -106,86 +64,103 @@ def mixture(
     return mixed
 
 
-def nash_conv_of(rules: games.Poker, chances: dict[tuple, np.ndarray]) -> float:
-    """Return the NashConv of a behaviour."""
-    deals = [(hand, 1.0 / len(rules.deals)) for hand in rules.deals]
-    return sum(games._best_reply(rules, seat, deals, chances) for seat in (0, 1))
-
-
-def chances_of(rules: games.Poker, policy: Policy) -> dict[tuple, np.ndarray]:
-    """Return the behaviour of a policy."""
-    return games._chances(rules, games._of_policy(policy))
-
-
-def curve(config: LeagueConfig, seed: int, env_steps: int, every: int) -> Iterator[dict[str, Any]]:
-    """Train in Kuhn poker; yield NashConv of the last policy and of the history."""
-    agent = make_agent(sebulba.env_spec(kuhn), config)
-    player: Any = agent.player
+def figures_of(rules: games.Poker, run: str | Path) -> dict[str, float]:
+    """Return the NashConv of the last policy of a league's run, and of mixtures of its history."""
+    folder, _, (_, config) = open_run(run, trust=False)
+    checkpoint = newest_checkpoint(folder, config, trust=False)
+    factory: Any = make_env_factory(config.env.id, **config.env.factory_arguments())
+    league, generations, networks = read_history(config, env_spec(factory), checkpoint)
+    player: Any = league.player
     alone = player.members[PLAYER].agent
-    options: Any = {"schedule": "lockstep", "seed": seed, "num_inferencers_per_device": 1}
-    began = time.perf_counter()
-    with sebulba.GymnasiumLoop(kuhn, agent, 128, **options) as loop:
-        state = loop.new_state(seed, 32)
-        while loop.counters.env_steps < env_steps:
-            result = loop.run(state, every // (128 * 32), 32)
-            state = result.state
-            experience = jax.device_get(state.experience)
-            rows = np.flatnonzero(experience.generation >= 0)
-            history = [
-                chances_of(
-                    RULES,
-                    Policy(alone, jax.tree.map(lambda x, r=r: x[r], experience.history[PLAYER])),
-                )
-                for r in rows
-            ]
-            last = chances_of(RULES, Policy(alone, result.acting_networks[PLAYER]))
-            yield {
-                "env_steps": loop.counters.env_steps,
-                "seconds": round(time.perf_counter() - began, 1),
-                "last": nash_conv_of(RULES, last),
-                "history": nash_conv_of(
-                    RULES, mixture(RULES, history, [1 / len(rows)] * len(rows))
-                ),
-                "snapshots": len(rows),
-            }
+    players = [
+        _chances(rules, Policy(alone, jax.tree.map(lambda x, i=i: x[i], networks[PLAYER])))
+        for i in range(len(generations))
+    ]
+    last: Any = load_policy(folder.policy / PLAYER)
+    number = np.array(generations) + 1.0
+    mixtures = {
+        name: games.nash_conv_of(rules, mixture(rules, players, number**power))
+        for name, power in POWERS.items()
+    }
+    of_last = games.nash_conv_of(rules, _chances(rules, last))
+    return {LAST: of_last, **mixtures, "snapshots": len(players)}
 
 
-def main() -> None:
-    """Print a line for each point of each seed."""
+def _chances(rules: games.Poker, policy: Policy) -> dict[tuple, np.ndarray]:
+    return games.chances_of(rules, games.of_policy(policy))
+
+
+Changes = Mapping[str, Any]
+
+
+def _lanes(opponents: int, mirrors: int, learner: Changes | None = None, **league: Any) -> Any:
+    """Return what changes in the learner and in the league."""
+    return learner or {}, {"opponents": opponents, "mirrors": mirrors, **league}
+
+
+UNIFORM_MAGNET = {"kl_coefficient": 1.0, "entropy_coefficient": 0.05, "magnet_rate": 0.0}
+"""Settings of a prototype."""
+OFTEN = 32_768
+ROWS: Mapping[str, tuple[Changes, Changes]] = {
+    "the preset": ({}, {}),
+    "KL 1, temperature 0.05, a uniform magnet, 3 lanes and 1": _lanes(
+        3, 1, UNIFORM_MAGNET, snapshot_every=OFTEN
+    ),
+    "as self-play, 3 lanes and 1": _lanes(3, 1, snapshot_every=OFTEN),
+    "as self-play, 3 lanes and 1, uniform": _lanes(
+        3, 1, snapshot_every=OFTEN, matchmaker="uniform"
+    ),
+    "as self-play, 1 lane and 3": _lanes(1, 3, snapshot_every=OFTEN),
+    "temperature 0.2, magnet rate 0.004, 1 lane and 3": _lanes(
+        1, 3, {"magnet_rate": 0.004, "entropy_coefficient": 0.2}, history=200, snapshot_every=OFTEN
+    ),
+}
+"""What each row changes in the learner and in the league of a preset; lanes are those with
+snapshots and mirrors."""
+
+
+def trained(
+    preset: str, learner: Mapping[str, Any], league: Mapping[str, Any], seed: int, **run: Any
+) -> dict[str, float]:
+    """Train; return the figures and the seconds of the training."""
+    config = PRESETS[preset].make()
+    agent: Any = config.agent
+    assert isinstance(agent, LeagueConfig)
+    ((name, player),) = agent.agents.items()
+    assert isinstance(player, PPOConfig)
+    agent = dataclasses.replace(agent, agents={name: dataclasses.replace(player, **learner)})
+    agent = dataclasses.replace(agent, **league)
+    config = dataclasses.replace(config, agent=agent, seed=seed, writers=(), **run)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        with contextlib.redirect_stdout(io.StringIO()):
+            sebulba.train(config, run_dir=str(Path(folder) / "run"))
+        seconds = time.perf_counter() - began
+        return {**figures_of(RULES[preset], Path(folder) / "run"), "seconds": seconds}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("preset", choices=sorted(RULES))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--env-steps", type=int, default=1_638_400)
-    parser.add_argument("--every", type=int, default=204_800)
-    parser.add_argument("--entropy", type=float, default=0.05)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--matchmaker", default="pfsp")
-    parser.add_argument("--history", type=int, default=50)
-    parser.add_argument("--snapshot-every", type=int, default=32_768)
-    parser.add_argument("--lanes", type=int, nargs=2, default=(3, 1), help="history and mirrors")
-    given = parser.parse_args()
-    agent: Any = PRESETS["kuhn"].make().agent
-    assert isinstance(agent, PPOConfig)
-    agent = dataclasses.replace(
-        agent,
-        entropy_coefficient=given.entropy,
-        learning_rate=given.learning_rate,
-        epochs=given.epochs,
-        normalize_advantages=False,
-    )
-    config = LeagueConfig(
-        {"*": agent},
-        history=given.history,
-        snapshot_every=given.snapshot_every,
-        rematch_every=8192,
-        matchmaker=given.matchmaker,
-        opponents=given.lanes[0],
-        mirrors=given.lanes[1],
-    )
-    for seed in range(given.first_seed, given.first_seed + given.seeds):
-        for point in curve(config, seed, given.env_steps, given.every):
-            print(json.dumps({"seed": seed, **point}), flush=True)
+    parser.add_argument("--rows", default="", help="only those that begin so")
+    parser.add_argument("--total-env-steps", type=int)
+    given = parser.parse_args(argv)
+    run = {"total_env_steps": given.total_env_steps} if given.total_env_steps else {}
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    lines = []
+    for name, (learner, league) in ROWS.items():
+        if not name.startswith(given.rows):
+            continue
+        found = []
+        for seed in seeds:
+            found.append(trained(given.preset, learner, league, seed, **run))
+            print(name, seed, {key: round(float(x), 4) for key, x in found[-1].items()}, flush=True)
+        shown = [", ".join(f"{one[key]:.3f}" for one in found) for key in (LAST, *POWERS)]
+        lines.append([name, *shown, f"{np.mean([one['seconds'] for one in found]):.0f}"])
+    print(table(["row", LAST, *POWERS, "seconds"], lines))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import numpy as np
 
 from sebulba.envs.envpool_families import check_family, import_envpool
 from sebulba.envs.multi.envpool_cooperative import CooperativeAdapter, is_cooperative
-from sebulba.envs.multi.envpool_games import SHOW_BEGINNER, GameAdapter, game_spec, is_game
+from sebulba.envs.multi.envpool_games import SHOWN, GameAdapter, game_spec, is_game
 from sebulba.envs.observation_parts import LegalActions
 from sebulba.envs.option_checks import check_like, check_option_names
 from sebulba.envs.pool import PoolAdapter, scattered
@@ -319,14 +319,14 @@ def _check_one_player(config: dict, name: str) -> None:
         )
 
 
-def adapt_pool(pool: Any, name: str, show_beginner: bool = False) -> EnvAdapter:
-    """Return the adapter of a pool, of one player or many, who see who began if they are to.
+def adapt_pool(pool: Any, name: str, **shows: Any) -> EnvAdapter:
+    """Return the adapter of a pool, of one player or many, who see what ``shows`` says of a game.
 
     Raises:
       UsageError: ``pool`` cannot be adapted.
     """
     if is_game(pool.config, pool.spec):
-        return GameAdapter(pool, name, show_beginner)
+        return GameAdapter(pool, name, **shows)
     adapter = EnvpoolAdapter(pool, name=name)
     many = CooperativeAdapter(adapter, name) if is_cooperative(name) else None
     return many or adapter  # type: ignore[return-value]
@@ -392,7 +392,7 @@ def check_envpool_options(env_id: str, options: dict[str, Any]) -> None:
             raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
     defaults = spec.config._asdict()
     if is_game(defaults, spec):
-        defaults[SHOW_BEGINNER] = False
+        defaults |= SHOWN
     else:
         _check_one_player(defaults, env_id)
     for name in options:
@@ -474,7 +474,7 @@ def make_envpool(
     envpool = import_envpool()
 
     seeds = check_seeds(seeds, num_envs)
-    own = {name: value for name, value in options.items() if name != SHOW_BEGINNER}
+    ours = {name: value for name, value in options.items() if name in SHOWN}
     with warnings.catch_warnings(action="ignore"):
         # Spaces warn of lost precision when they are made.
         try:
@@ -484,8 +484,8 @@ def make_envpool(
                 num_envs=num_envs,
                 num_threads=min(num_threads, num_envs),
                 seed=list(seeds),
-                **own,
+                **{name: value for name, value in options.items() if name not in SHOWN},
             )
         except Exception as error:
             raise UsageError(f"env={env_id!r} cannot be made by envpool: {error}") from error
-        return adapt_pool(pool, env_id, options.get(SHOW_BEGINNER, False))
+        return adapt_pool(pool, env_id, **ours)

@@ -332,6 +332,44 @@ def test_observations_show_who_began():
             sebulba.make_env_factory(env, show_beginner=value)
 
 
+def test_observations_show_the_moves_so_far():
+    """In Leduc hold'em a pot does not say who raised; the rules of the exam know all moves."""
+    factory = sebulba.make_env_factory("LeducHoldem-v1", show_beginner=True, show_moves=8)
+    assert sebulba.env_spec(factory).groups["player"].spec.observation_space["moves"].shape == (24,)
+    known = {}
+
+    def noted(obs):
+        for row in zip(*(obs[name] for name in ("observation", "began", "moves")), strict=True):
+            known[b"".join(part.tobytes() for part in row)] = len(known)
+        return uniform(obs)
+
+    games.nash_conv(games.LEDUC, noted)
+    # By what one sees: 180 cases without the moves, 288 with them.
+    assert len(known) == 288
+    adapter = factory(64, list(range(64)))
+    output, choose, found = adapter.reset(), RandomActions(adapter.spec, 64, 0), set()
+    for _ in range(150):
+        obs, acting = output.obs["player"], output.acting["player"]
+        for row in zip(*(obs[n][acting] for n in ("observation", "began", "moves")), strict=True):
+            found.add(b"".join(part.tobytes() for part in row))
+        np.testing.assert_array_equal(obs["moves"][:, 0], obs["moves"][:, 1])
+        output = adapter.step(choose(output))
+    adapter.close()
+    assert found <= known.keys() and len(found) > 0.6 * len(known)
+    with pytest.raises(sebulba.UsageError, match="show_moves"):
+        sebulba.make_env_factory("LeducHoldem-v1", show_moves=-1)
+
+
+def test_moves_beyond_those_that_are_shown_are_not():
+    adapter = sebulba.make_env_factory("TicTacToe-v1", show_moves=2)(8, list(range(8)))
+    output, choose = adapter.reset(), RandomActions(adapter.spec, 8, 0)
+    for step in range(5):
+        moves = output.obs["player"]["moves"][:, 0].reshape(8, 2, 9)
+        np.testing.assert_array_equal(moves.sum(axis=2).sum(axis=1), min(step, 2))
+        output = adapter.step(choose(output))
+    adapter.close()
+
+
 class Scripted:
     """A policy for TicTacToe: perfect play, or the first empty square."""
 

@@ -115,14 +115,16 @@ def _factory(env: EnvConfig) -> Any:
 def _factory_of(policy: Policy) -> Any:
     """Return the factory of a policy that knows its environment by name, and what it shows."""
     from sebulba.envs import make_env_factory
-    from sebulba.envs.multi.envpool_games import BEGAN, SHOW_BEGINNER
+    from sebulba.envs.multi.envpool_games import BEGAN, MOVES, SHOW_BEGINNER, SHOW_MOVES
     from sebulba.envs.multi.game_words import game_words
 
     spec: Any = policy.spec
     game_words(spec.name)
     seen = next(iter(spec.groups.values())).spec if hasattr(spec, "groups") else spec
-    shows_beginner = BEGAN in seen.observation_space.spaces
-    options: dict[str, Any] = {SHOW_BEGINNER: True} if shows_beginner else {}
+    parts = seen.observation_space.spaces
+    options: dict[str, Any] = {SHOW_BEGINNER: True} if BEGAN in parts else {}
+    if MOVES in parts:
+        options[SHOW_MOVES] = parts[MOVES].shape[0] // int(seen.action_space.n)
     return make_env_factory(spec.name, **options)
 
 

@@ -21,6 +21,12 @@ BEGAN = "began"
 """Part of an observation: whether this player began the game."""
 SHOW_BEGINNER = "show_beginner"
 """Option of games: observations have the part ``BEGAN``."""
+MOVES = "moves"
+"""Part of an observation: the actions of both players so far, one-hot, in order."""
+SHOW_MOVES = "show_moves"
+"""Option of games: observations have the part ``MOVES``, for so many actions."""
+SHOWN = {SHOW_BEGINNER: False, SHOW_MOVES: 0}
+"""Options of games, with their defaults."""
 _MOVER, _LEGAL = "info:current_player", "info:legal_action_mask"
 
 
@@ -30,7 +36,9 @@ def is_game(config: Mapping[str, Any], spec: Any) -> bool:
     return several and {_MOVER, _LEGAL} <= spec.state_array_spec.keys()
 
 
-def game_spec(spec: Any, name: str, show_beginner: bool = False) -> MultiAgentSpec:
+def game_spec(
+    spec: Any, name: str, show_beginner: bool = False, show_moves: int = 0
+) -> MultiAgentSpec:
     """Return the spec of the players, given that of envpool."""
     (num_actions,) = spec.state_array_spec[_LEGAL].shape
     observation = canonical_observation_space(spec.gymnasium_observation_space)
@@ -38,6 +46,8 @@ def game_spec(spec: Any, name: str, show_beginner: bool = False) -> MultiAgentSp
     parts = {OBSERVATION: Obs(observation), MASK: mask}
     if show_beginner:
         parts[BEGAN] = Obs(spaces.MultiBinary(1))
+    if show_moves:
+        parts[MOVES] = Obs(spaces.MultiBinary(show_moves * num_actions))
     node = AgentNode(parts, Act(spaces.Discrete(num_actions)))
     tree = seats(PLAYER, spec.config.max_num_players, node)
     compiled = compile_tree(tree, name=name, waits=True)
@@ -52,10 +62,12 @@ class GameAdapter(PoolAdapter):
     ``env_id``.
     """
 
-    def __init__(self, pool: Any, name: str = "", show_beginner: bool = False) -> None:
+    def __init__(
+        self, pool: Any, name: str = "", show_beginner: bool = False, show_moves: int = 0
+    ) -> None:
         """Take over ``pool``, made in synchronous mode with ``env_type="gymnasium"``."""
         super().__init__(pool)
-        self.spec = game_spec(pool.spec, name, show_beginner)
+        self.spec = game_spec(pool.spec, name, show_beginner, show_moves)
         self._shows_beginner = show_beginner
         group = self.spec.groups[PLAYER]
         self._slots, self._one = group.slots, group.spec
@@ -63,6 +75,8 @@ class GameAdapter(PoolAdapter):
         self._envs = np.arange(self.num_envs)
         self._mover = self._beginner = np.zeros(self.num_envs, np.int32)
         self._ends = np.zeros(self.num_envs, np.bool_)
+        num_actions = int(self._one.action_space.n)  # type: ignore[union-attr]
+        self._moves = np.zeros((self.num_envs, show_moves, num_actions), np.int8)
         self._info: dict[str, Any] = {}
 
     def reset(self) -> EnvOutput:
@@ -83,6 +97,7 @@ class GameAdapter(PoolAdapter):
         move = np.ascontiguousarray(action[PLAYER][self._envs, self._mover], np.int32)
         obs, reward, terminated, truncated, info = pool.step(move)
         is_first = self._ends
+        self._note(move)
         order = info["env_id"]
         terminated, truncated = scattered(terminated, order), scattered(truncated, order)
         self._ends = terminated | truncated
@@ -109,6 +124,12 @@ class GameAdapter(PoolAdapter):
 
     def fused(self) -> str:
         return "envpool offers no XLA interface for games of several players"
+
+    def _note(self, move: np.ndarray) -> None:
+        """Keep a move ``[B]`` of each game; none of one that is over."""
+        number = self._moves.sum(axis=(1, 2))
+        rows = np.flatnonzero(~self._ends & (number < self._moves.shape[1]))
+        self._moves[rows, number[rows], move[rows]] = 1
 
     def _output(
         self, obs: Any, reward: Any, terminated: Any, truncated: Any, info: Any, is_first: Any
@@ -145,6 +166,9 @@ class GameAdapter(PoolAdapter):
         if self._shows_beginner:
             began = self._beginner[:, None] == np.arange(size)
             parts[BEGAN] = began[..., None].astype(np.int8)
+        if self._moves.size:
+            self._moves[is_first] = 0
+            parts[MOVES] = np.repeat(self._moves.reshape(self.num_envs, 1, -1), size, axis=1)
         return EnvOutput(
             obs={PLAYER: parts},
             reward={PLAYER: paid},
