@@ -104,7 +104,7 @@ def looks_ahead(plies: int) -> Opponent:
         chosen = np.zeros(len(boards), np.int64)
         for row, board in enumerate(boards):
             own, both = bits_of(board)
-            best, columns = -2 * WON, []
+            best, columns = -2 * WON, list[int]()
             for column, bit in moves(both):
                 if is_four(own | bit):
                     value = WON + plies
@@ -181,7 +181,7 @@ def solved(policy: Policy, number: int, empty: int, seed: int = 0) -> dict[str, 
 
 def legal_of(boards: np.ndarray) -> np.ndarray:
     """Return masks of the columns that are not full, ``[N, COLUMNS]``."""
-    return (~boards[:, 0].any(axis=-1)).astype(np.int8)
+    return np.asarray(~boards[:, 0].any(axis=-1), np.int8)
 
 
 def greedy(policy: Policy) -> Opponent:

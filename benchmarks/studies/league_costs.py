@@ -83,7 +83,7 @@ def acting_cases(agent: Agent, *, both: bool) -> tuple[Callable[[], float], Call
       agent: Of ``Endless``.
       both: Half of the games of a league belong to the match before the last.
     """
-    env: Any = make_env_factory(Endless)(NUM_ENVS, range(NUM_ENVS))
+    env: Any = make_env_factory(Endless)(NUM_ENVS, list(range(NUM_ENVS)))
     output = env.reset()
     fused = env.fused()
     run = RunSpec(NUM_ENVS, num_inferencers=1, steps_per_cycle=STEPS, num_update_devices=1)

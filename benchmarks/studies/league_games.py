@@ -41,7 +41,9 @@ POWERS = {EQUAL: 0, LINEAR: 1, SQUARE: 2}
 
 
 def mixture(
-    rules: games.Poker, players: Sequence[dict[tuple, np.ndarray]], weights: Sequence[float]
+    rules: games.Poker,
+    players: Sequence[dict[tuple, np.ndarray]],
+    weights: Sequence[float] | np.ndarray,
 ) -> dict[tuple, np.ndarray]:
     """Return the behaviour of a player who draws one of ``players`` before each game.
 

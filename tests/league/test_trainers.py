@@ -356,8 +356,8 @@ def test_trainers_that_do_not_fit_are_refused_in_words(make, words):
 
 
 def test_a_trainer_of_the_command_is_that_of_the_preset(installed):
-    config = parse("kuhn", ["--trainer", "league", "--league.history", "7", "--seed", "3"])
-    preset = PRESETS["kuhn-league"].make()
+    config = parse("tic-tac-toe", ["--trainer", "league", "--league.history", "7", "--seed", "3"])
+    preset = PRESETS["tic-tac-toe-league"].make()
     assert isinstance(config.agent, LeagueConfig) and config.agent.history == 7
     assert dataclasses.replace(config, seed=0).agent == dataclasses.replace(preset.agent, history=7)
     assert parse("cartpole", ["--trainer", "rollout"]) == parse("cartpole", [])
