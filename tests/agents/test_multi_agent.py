@@ -38,6 +38,7 @@ from sebulba.loops.evaluation import EvaluationPlayer
 from sebulba.metrics.counters import of_groups
 from sebulba.metrics.window import RecentEpisodes, teams_of
 from sebulba.types import COMMON, EnvSpec, RunSpec, empty_env_step
+from tests.support.agent_suite import AGENTS
 from tests.support.alone import alone, alone_class
 from tests.support.loop_helpers import Recorder
 from tests.support.populations import Turns, Visitors
@@ -468,6 +469,20 @@ def test_continuous_agents_have_members_too():
         empty_env_step(spec, 3),
     )
     assert output.action["a"].shape == (3, 2, 1)
+
+
+@pytest.mark.parametrize("name", ["sac-discrete", "dqn-noisy"])
+def test_agents_of_discrete_actions_with_a_replay_have_members_too(name):
+    node = AgentNode(Obs(spaces.Box(-1, 1, (2,))), Act(spaces.Discrete(3)))
+    spec = sebulba.envs.tree.compile_tree(Population({"a_0": node, "a_1": node}))
+    agent = make_agent(spec, AGENTS[name].config)
+
+    def acted(key):
+        state = agent.new_state(key, RunSpec(4, 1, 5, 1))
+        acting = agent.acting_networks(state.networks, state.experience)
+        return agent.step(acting, state.step[0], empty_env_step(spec, 4))[0].action
+
+    assert jax.eval_shape(acted, jax.random.key(0))["a"].shape == (4, 2)
 
 
 def test_an_option_for_one_agent_is_refused():
