@@ -9,6 +9,7 @@
 #   make test-ns3                       ns-3's environments, the simulator compiled: 2 minutes
 #   make ns3-parity                     the native network engine beside ns-3: 5 minutes
 #   make ns3-limits                     how long a step of ns-3 lasts, and its memory: a minute
+#   make ns3-speed                       the pool of ns-3's simulators, beside its adapter: 2 minutes
 #   make ns3-baselines                  its AIMD, CUBIC and BBR beside those of ns-3: 5 minutes
 #   make cluster-figures                what Inferencers in processes cost: 5 minutes
 #   make gpu-figures                    speeds on a GPU beside the same machine's CPU: 9 minutes
@@ -39,7 +40,7 @@ SIGNALS := tests/faults/test_signals.py
 INTERPRETER = $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null || \
   ls -d "$$(pyenv root 2>/dev/null)"/versions/*/bin/$(notdir $(PYTHON)) 2>/dev/null | tail -n 1)
 
-.PHONY: train test test-all test-cluster cluster-figures gpu-figures test-ns3 test-faults soak ns3-parity ns3-baselines ns3-limits docs dist lint clean find-python
+.PHONY: train test test-all test-cluster cluster-figures gpu-figures test-ns3 test-faults soak ns3-speed ns3-parity ns3-baselines ns3-limits docs dist lint clean find-python
 .DEFAULT_GOAL := train
 
 train: $(VENV)/.ready
@@ -75,6 +76,9 @@ ns3-parity: test-ns3
 
 ns3-baselines: $(VENV)/.ready-ns3
 	@$(BIN)/python -m benchmarks.studies.ns3_baselines --json packages/sebulba-ns3/results/baselines.json
+
+ns3-speed: $(VENV)/.ready-ns3
+	@$(BIN)/python -m benchmarks.studies.ns3_speed --json packages/sebulba-ns3/results/speed.json
 
 ns3-limits: $(VENV)/.ready-ns3
 	@$(BIN)/python -m benchmarks.studies.ns3_limits --json packages/sebulba-ns3/results/limits.json

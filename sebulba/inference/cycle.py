@@ -52,7 +52,8 @@ class Cycle(Protocol):
     """Runs the cycles of one Inferencer and keeps its environment's position between them.
 
     One that has an attribute ``staging`` gets the ``Staging`` of its device there (async), may act
-    with newer networks within a cycle, and says in ``policy_version`` which were the oldest.
+    with newer networks within a cycle, and says in ``policy_version`` which were the oldest. In
+    ``staged_version`` it is told the version of the networks that ``run`` gets.
     """
 
     kind: str

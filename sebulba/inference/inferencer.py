@@ -104,6 +104,8 @@ class Inferencer:
             # Wait for the transfer here: if the first step's dispatch waited for it, the dispatch
             # of every other thread would wait too.
             jax.block_until_ready(staged)
+        if hasattr(self.run_cycle, "staged_version"):
+            self.run_cycle.staged_version = staged.policy_version
         item, self.step_state = self.run_cycle.run(staged.networks, self.step_state, stop)
         own = getattr(self.run_cycle, "policy_version", None)  # if it takes newer networks itself
         version = staged.policy_version if own is None else own

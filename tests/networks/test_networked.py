@@ -152,15 +152,15 @@ def test_it_is_trained_and_evaluated_with_another_delay(tmp_path, capsys):
 def test_the_figures_keep_each_training_and_repeat_none(monkeypatch, tmp_path):
     trainings = []
 
-    def measured(sees, delay, seed, env_steps):
-        trainings.append((sees, delay, seed))
+    def measured(sees, delay, loss, seed, env_steps):
+        trainings.append((sees, delay, loss, seed))
         return 500.0 - 40 * delay
 
     monkeypatch.setattr(delay_figures, "measured", measured)
     kept, drawn = tmp_path / "a.json", tmp_path / "a.png"
-    words = ["--delays", "0", "5", "--json", str(kept), "--png", str(drawn)]
+    words = ["--delays", "0", "3", "--losses", "0.2", "--json", str(kept), "--png", str(drawn)]
     for seeds in ("1", "2"):
         assert delay_figures.main(["--seeds", seeds, *words]) == 0
-    assert len(trainings) == len(set(trainings)) == 2 * 2 * len(delay_figures.OPTIONS)
+    assert len(trainings) == len(set(trainings)) == 2 * 3 * len(delay_figures.OPTIONS)
     assert len(json.loads(kept.read_text())["runs"]) == len(trainings)
     assert drawn.stat().st_size > 1000

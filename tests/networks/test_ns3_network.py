@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,40 @@ def test_54_bytes_take_as_long_as_they_do(make):
     assert played(make(via="direct"), 1)[1][0][0] == pytest.approx(7)
     longer = played(make(ballast=1000), 1)
     assert longer[1][0][0] == pytest.approx(5.0432 + 0.8, abs=1e-6)
+
+
+@pytest.mark.parametrize("link", ["point-to-point", "csma", "wifi", "lte"])
+@pytest.mark.parametrize("via", ["udp", "tcp"])
+def test_every_channel_carries_messages(make, link, via):
+    # Phones of LTE are attached after some 0.3 s.
+    options = {"link": link, "via": via, "start_ms": 500, "period_ms": 10, "count": 60}
+    options["silent_s"] = 1
+    rows = played(make(**options), 61)
+    numbers, ages = ([row[0][i] for row in rows[:-1]] for i in (1, 0))
+    assert numbers == list(range(60)) and rows[-1][3] and rows[-1][4]["silent"] == 1
+    assert min(ages) > 0 and np.median(ages) < 40
+    longer = played(make(**options, ballast=9000), 9)
+    assert longer[9][0][0] > np.median(ages)  # the first one finds out the addresses
+    told = played(make(**options, case="reconnect", reconnect_ms=104), 61)[-1][4]
+    assert 40 < told["arrived"] <= told["sent"] <= 60
+    moving = {**options, "case": "move", "forward": 1, "start_ms": 300}
+    moved = played(make(**moving), 61)
+    assert moved[-2][0][0] < 0.1  # on the node of its source
+    assert moved == played(make(**moving), 61)
+
+
+def test_connections_are_made_as_a_text_says(make):
+    rows = played(make(case="text"), 2)
+    assert rows[1][0][0] == pytest.approx(5.0432, abs=1e-6)
+    direct = played(make(case="text", connections="source_0>reader_0 direct 3"), 2)
+    assert direct[1][0][0] == pytest.approx(3)
+    for text, said in (
+        ("source_0>reader_0", "connection .*source_0>reader_0.* is not understood"),
+        ("source_0>reader_0 smoke", "is not understood; use a>b, and udp, tcp or direct"),
+        ("source_0>reader_1 udp", "no application reader_1; there are reader_0, source_0"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            make(case="text", connections=text)
 
 
 def test_losses_of_udp_are_counted_and_tcp_has_none(make):
@@ -149,6 +184,25 @@ def test_several_agents_are_groups_of_one_pool():
         env.close()
 
 
+def test_deferred_decisions_are_half_the_rows_of_eager_ones(make):
+    def rewards(eager: int) -> tuple[int, list[float]]:
+        options = {"agents": 2, "service_ms": 1, "end_s": 1, "eager": eager}
+        factory = sebulba.make_env_factory("ns3:program", source=str(PROGRAM), **options)
+        env = factory(1, [1])
+        rows, (name,) = [env.reset()], env.spec.groups
+        while not rows[-1].episode_end[0]:
+            rows.append(env.step({name: np.ones((1, 2), np.int32)}))
+        env.close()
+        earned = np.array([row.reward[name][0] for row in rows])
+        first = np.argmax([row.acting[name][0] for row in rows], axis=0)
+        earned[first, [0, 1]] = 0  # it comes before the first decision
+        return len(rows), earned.sum(axis=0).tolist()
+
+    (few, deferred), (many, eager) = rewards(0), rewards(1)
+    assert deferred == eager and min(eager) > 40
+    assert abs(many - 2 * few) <= 2
+
+
 def test_wrong_programs_are_told(make):
     with pytest.raises(UsageError, match="has 2 agents; use ns3:program"):
         make(agents=2)
@@ -173,3 +227,10 @@ def test_the_example_is_trained_by_the_command(tmp_path, capsys):
     words = ["eval", folder, "--episodes", "2", "--num-envs", "2", "--env.options.delay-ms", "25"]
     assert cli.main(words) == 0
     assert "return" in capsys.readouterr().out
+    assert cli.main(["networks", "messages", folder]) == 0
+    assert (tmp_path / "run/messages.png").stat().st_size > 1000
+    told = json.loads((tmp_path / "run/messages.json").read_text())
+    there, back = told["connections"]
+    assert (there["from"], there["to"], there["via"]) == ("cart", "agent", "UDP")
+    assert told["nodes"] == {"cart": 0, "agent": 1} and len(there["ages"]) == there["arrived"] > 5
+    assert told["agents"][0]["asked"] == there["arrived"] >= back["sent"]

@@ -11,6 +11,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from gymnasium.utils.env_checker import check_env
 
+import sebulba
 from sebulba.commands import cli
 from sebulba.errors import ActionError, EnvError, UsageError
 from tests.networks.test_ns3 import needs_ns3
@@ -118,6 +119,43 @@ def test_wrong_options_are_told(make, tmp_path):
     wrong.write_text('#include "sebulba_scenario.h"\nint x = nothing;\n')
     with pytest.raises(UsageError, match=r"could not compile .*wrong\.cc.*(\n.*)*nothing"):
         make(source=wrong)
+
+
+JAMMED = EXAMPLE.with_name("interference.cc")
+
+
+def test_a_jammer_is_avoided_at_best_in_all_100_slots(make):
+    env = make(JAMMED, max_episode_steps=100)
+    obs, _ = env.reset(seed=0)
+    assert obs.tolist() == [1, 0, 0, 0]
+    rewards = []
+    for slot in range(1, 101):
+        obs, reward, terminated, truncated, _ = env.step((np.argmax(obs) + 2) % 4)
+        rewards.append(reward)
+        assert np.argmax(obs) == slot % 4 and obs.sum() == 1
+    assert sum(rewards) == 100 and truncated and not terminated
+    obs, _ = env.reset(seed=1)
+    steps = [env.step((np.argmax(obs) + 1 + i) % 4) for i in range(3)]
+    assert [step[1:3] for step in steps] == [(-1, False), (-1, False), (-1, True)]
+
+
+@pytest.mark.slow
+def test_the_jammers_pattern_is_learned_to_its_optimum(tmp_path):
+    folder, options = str(tmp_path / "run"), {"source": str(JAMMED)}
+    env = {"id": "ns3:program", "max_episode_steps": 100, "options": options}
+    sebulba.train(
+        "ppo",
+        env=env,
+        num_envs=8,
+        num_inferencers_per_device=1,
+        total_env_steps=30_000,
+        run_dir=folder,
+        writers=(),
+    )
+    played = sebulba.make_env_factory("ns3:program", **options, max_episode_steps=100)
+    policy = sebulba.load_policy(folder)
+    found = sebulba.evaluate(policy, played, num_episodes=4, num_envs=4)
+    assert found.episode_return_mean == 100
 
 
 def test_it_is_trained_resumed_and_evaluated(tmp_path, capsys):

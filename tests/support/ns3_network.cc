@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-or-later
 // What tests need of applications on nodes: `case` names what this program does.
 
-#include "sebulba_network.h"
-
-#include "ns3/point-to-point-module.h"
+#include "sebulba_links.h"
 
 using namespace ns3;
 using namespace sebulba;
@@ -11,15 +9,21 @@ using namespace sebulba;
 // Sends `count` messages of one number, one each `period`.
 class Source : public App {
  public:
-  Source(std::string name, Ptr<Node> node, Time period, int count, uint32_t ballast)
-      : App(name, node), period_(period), left_(count), ballast_(ballast) {}
+  Source(std::string name, Ptr<Node> node, Time first, Time period, int count, uint32_t ballast)
+      : App(name, node), first_(first), period_(period), left_(count), ballast_(ballast) {}
   void start() override {
-    if (left_-- <= 0) return;
-    send({static_cast<double>(num_++)}, ballast_);
-    after(period_, [this] { start(); });
+    if (first_.IsZero()) return tick();
+    after(first_, [this] { tick(); });
   }
 
  private:
+  void tick() {
+    if (left_-- <= 0) return;
+    send({static_cast<double>(num_++)}, ballast_);
+    after(period_, [this] { tick(); });
+  }
+
+  const Time first_;
   Time period_;
   int left_, num_ = 0;
   uint32_t ballast_;
@@ -47,27 +51,25 @@ class Cases : public Network {
       all.push_back({.name = "reader_" + std::to_string(i),
                      .spaces = {.observation = {{}, {}}, .num_choices = 3},
                      .own_actions = static_cast<int>(parameter("own_actions", 0)),
-                     .age = parameter("age", 0) == 1});
+                     .age = parameter("age", 0) == 1,
+                     .model = kind_ == "models"});
     return all;
   }
 
   void build() override {
     NodeContainer nodes(2);
-    PointToPointHelper link;
-    link.SetDeviceAttribute("DataRate", StringValue("10Mbps"));
-    link.SetChannelAttribute("Delay", StringValue("5ms"));
-    const auto devices = link.Install(nodes);
-    InternetStackHelper().Install(nodes);
-    Ipv4AddressHelper("10.0.0.0", "255.255.255.0").Assign(devices);
+    const auto devices = link_nodes(*this, nodes, {.kind = parameter("link", "point-to-point")});
     if (const double loss = parameter("loss", 0)) {
       const auto errors = CreateObject<RateErrorModel>();
       errors->SetUnit(RateErrorModel::ERROR_UNIT_PACKET);
       errors->SetRate(loss);
       devices.Get(1)->SetAttribute("ReceiveErrorModel", PointerValue(errors));
     }
+    is_eager = parameter("eager", 0) == 1;
     silent_limit = Seconds(parameter("silent_s", 2));
     const std::string via = parameter("via", "udp");
     const Time period = MicroSeconds(static_cast<int64_t>(1000 * parameter("period_ms", 20)));
+    const Time first = MicroSeconds(std::llround(1000 * parameter("start_ms", 0)));
     const int count = static_cast<int>(parameter("count", 1000));
     const auto ballast = static_cast<uint32_t>(parameter("ballast", 0));
     const double service = parameter("service_ms", 0), capacity = parameter("capacity", 1e9);
@@ -81,10 +83,15 @@ class Cases : public Network {
                               : rule == "newest" ? Inference::NEWEST_PER_SOURCE
                                                  : Inference::DROP_NEW;
       readers_.push_back(&reader);
-      auto& source = add<Source>("source_" + std::to_string(i), nodes.Get(0), period, count, ballast);
-      if (kind_ == "nobody") continue;
+      auto& source = add<Source>("source_" + std::to_string(i), nodes.Get(0), first, period, count, ballast);
+      if (kind_ == "nobody" || kind_ == "text") continue;
       auto& made = connect(source, reader, via == "tcp" ? tcp() : via == "direct" ? direct(MilliSeconds(7)) : udp());
       if (kind_ == "reconnect") reconnect(made, source, reader);
+    }
+    if (kind_ == "text") connect(parameter("connections", "source_0>reader_0 udp"));
+    if (kind_ == "models") {
+      auto& server = add<ModelServer>("server", nodes.Get(0));
+      for (auto* reader : readers_) connect(server, *reader, tcp());
     }
     if (const double seconds = parameter("end_s", 0)) Simulator::Schedule(Seconds(seconds), [this] { end(false); });
     const bool forward = parameter("forward", 0) == 1;
@@ -104,9 +111,10 @@ class Cases : public Network {
 
  private:
   void reconnect(Connection& connection, App& from, App& to) {
-    Simulator::Schedule(MilliSeconds(10), [this, &connection, &from, &to] {
+    Simulator::Schedule(MicroSeconds(std::llround(1000 * parameter("reconnect_ms", 10))), [this, &connection, &from, &to] {
+      const Via via = connection.via;
       disconnect(connection);
-      reconnect(connect(from, to, udp()), from, to);
+      reconnect(connect(from, to, via), from, to);
     });
   }
 

@@ -1,9 +1,10 @@
-"""The commands ``sebulba networks sweep``, ``play``, ``fairness`` and ``deploy``."""
+"""The commands ``sebulba networks sweep``, ``play``, ``fairness``, ``deploy`` and ``messages``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +34,8 @@ DESCRIPTIONS = {
     "windows and throughputs.",
     "deploy": "Let the policy of a run control a real UDP sender over the loopback interface and "
     "an emulated link, and compare it with the simulator.",
+    "messages": "Play one episode of a trained policy in its ns-3 program, and draw who sent what "
+    "to whom, how old messages were, and what waited and was dropped.",
 }
 NETWORK = ("bandwidth-mbps", "rtt-ms", "buffer-packets")
 OF_THE_PAPER = {"bandwidth_mbps": "100", "rtt_ms": "35", "buffer_packets": "440"}
@@ -49,6 +52,9 @@ def main(argv: Sequence[str]) -> int:
             at_least(1, name, value)
     if arguments.out is not None and not os.path.isdir(arguments.out):
         raise UsageError(f"--out={shown(arguments.out)} is not a folder; create it")
+    if arguments.command == "messages":
+        _messages(arguments)
+        return 0
     learned = _read(arguments)
     files = Path(arguments.out or arguments.run)
     commands = {"sweep": _sweep, "play": _play, "fairness": _fairness, "deploy": _deploy}
@@ -167,6 +173,28 @@ def _read(arguments: argparse.Namespace) -> _Learned:
         saved = saved / FLOW
     policy = load_policy(saved, seed=arguments.seed, trust=arguments.trust)
     return _Learned(options, policy, f"{record.get('preset')}, {folder.path.name}")
+
+
+def _messages(arguments: argparse.Namespace) -> None:
+    from sebulba.runs.jax_setup import configure_jax
+
+    folder = RunFolder(Path(arguments.run))
+    record = folder.record()
+    env = folder.read_env_config(folder.trust(arguments.trust, record), record)
+    configure_jax(arguments.platform)
+    from sebulba.policies.policy import load_policy
+
+    if importlib.util.find_spec("sebulba_ns3") is None:
+        raise UsageError("sebulba-ns3 is not installed; see its README.md")
+    from sebulba_ns3 import messages
+
+    saved = folder.best_policy if arguments.best else folder.policy
+    policy = load_policy(saved, seed=arguments.seed, trust=arguments.trust)
+    report = messages.play(env, policy, arguments.seed)
+    files = Path(arguments.out or arguments.run)
+    messages.draw(report, files / "messages.png", f"{record.get('preset')}, {folder.path.name}")
+    write_json(files / "messages.json", report)
+    _say_files(files, "messages.png", "messages.json")
 
 
 def _sweep(learned: _Learned, arguments: argparse.Namespace, files: Path) -> None:

@@ -119,7 +119,7 @@ class _Worker:
     def _sizes(self) -> tuple[int, int]:
         """Return the least and the most bytes of an answer to the request."""
         kind, content = self._request
-        if kind in (worker.TRACE, worker.SPEC):
+        if kind in (worker.TRACE, worker.SPEC, worker.REPORT):
             return 0, MOST_BYTES
         size = 0
         if kind in (worker.RESET, worker.STEP):
@@ -346,6 +346,13 @@ class ProcessPool:
                 rule = f"a multiple of {TRACE_BYTES}"
                 raise EnvError(f"{self._who(row)} sent a trace of {len(events)} bytes, not {rule}")
         return np.frombuffer(events, np.int64).reshape(-1, 4)
+
+    def report(self, row: int = 0) -> bytes:
+        """Return what a scenario says of its episode, as JSON."""
+        requests: list[Request | None] = [None] * self.num_envs
+        requests[row] = (worker.REPORT, b"")
+        with self._ends_on_error():
+            return bytes(self._ask(requests)[row])
 
     def close(self) -> None:
         """End the worker processes; may be called twice."""

@@ -18,7 +18,7 @@ HEADER = struct.Struct("<cI")
 ANSWER = struct.Struct("<cI")
 NUMBER = struct.Struct("<q")
 DONE, REFUSED = b"\1", b"\0"
-CREATE, SEEK, RESET, STEP, TRACE, SPEC = b"c", b"e", b"r", b"s", b"t", b"p"
+CREATE, SEEK, RESET, STEP, TRACE, SPEC, REPORT = b"c", b"e", b"r", b"s", b"t", b"p", b"o"
 
 
 class Simulator:
@@ -51,6 +51,9 @@ class Simulator:
         if kind == SPEC:  # of scenarios only
             self._lib.net_spec.restype = ctypes.c_char_p
             return self._checked_text(self._lib.net_spec(content))
+        if kind == REPORT:  # of scenarios only
+            self._lib.net_report.restype = ctypes.c_char_p
+            return self._checked_text(self._lib.net_report(self._handle))
         info = self._info if content[:1] == b"\x01" else None
         if kind == RESET:
             self._checked(self._lib.net_reset(self._handle, self._rows, info))

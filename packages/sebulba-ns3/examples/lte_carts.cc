@@ -5,11 +5,7 @@
 //     --env.options.source packages/sebulba-ns3/examples/lte_carts.cc --env.options.agents-on server
 
 #include "pole.h"
-#include "sebulba_network.h"
-
-#include "ns3/lte-module.h"
-#include "ns3/mobility-module.h"
-#include "ns3/point-to-point-module.h"
+#include "sebulba_links.h"
 
 using namespace ns3;
 using namespace sebulba;
@@ -57,41 +53,21 @@ class LteCarts : public Network {
   }
 
   void build() override {
-    NodeContainer server(1), tower(1), carts(2);
+    NodeContainer nodes(3);  // a server, and the carts
+    link_nodes(*this, nodes, {.kind = "lte", .mbps = 1000, .delay_ms = 1, .apart_m = 100});
     const Time episode = Seconds(parameter("episode_s", 10));
-    lte_ = CreateObject<LteHelper>(), core_ = CreateObject<PointToPointEpcHelper>();
-    lte_->SetEpcHelper(core_);
-    InternetStackHelper internet;
-    internet.Install(server), internet.Install(carts);
-    PointToPointHelper cable;
-    cable.SetDeviceAttribute("DataRate", StringValue("1Gbps"));
-    cable.SetChannelAttribute("Delay", StringValue("1ms"));
-    Ipv4AddressHelper("1.0.0.0", "255.0.0.0")
-        .Assign(cable.Install(core_->GetPgwNode(), server.Get(0)));
-    Ipv4StaticRoutingHelper routes;
-    routes.GetStaticRouting(server.Get(0)->GetObject<Ipv4>())
-        ->AddNetworkRouteTo("7.0.0.0", "255.0.0.0", 1);
-    MobilityHelper places;
-    places.SetPositionAllocator("ns3::GridPositionAllocator", "DeltaX", DoubleValue(100));
-    places.Install(tower), places.Install(carts);
-    const auto mast = lte_->InstallEnbDevice(tower), radios = lte_->InstallUeDevice(carts);
-    core_->AssignUeIpv4Address(radios);
-    lte_->Attach(radios, mast.Get(0));
+    const double service = parameter("service_ms", 0);
     const bool is_central = parameter("agents_on", "server") == "server";
     for (uint32_t i = 0; i < 2; ++i) {
-      const auto node = carts.Get(i);
-      routes.GetStaticRouting(node->GetObject<Ipv4>())
-          ->SetDefaultRoute(core_->GetUeDefaultGatewayAddress(), 1);
-      auto& agent = add<Agent>("agent_" + std::to_string(i), is_central ? server.Get(0) : node);
+      const auto node = nodes.Get(1 + i);
+      auto& agent = add<Agent>("agent_" + std::to_string(i), is_central ? nodes.Get(0) : node);
+      agent.inference.service = [=] { return MicroSeconds(std::llround(1000 * service)); };
       auto& cart = add<Cart>("cart_" + std::to_string(i), node, agent, episode);
       const auto via = is_central ? udp() : direct();
       connect(cart, agent, via), connect(agent, cart, via);
     }
+    is_eager = parameter("eager", 0) == 1;
   }
-
- private:
-  Ptr<LteHelper> lte_;  // both have to live as long as the episode
-  Ptr<PointToPointEpcHelper> core_;
 };
 
 SEBULBA_SCENARIO(LteCarts);

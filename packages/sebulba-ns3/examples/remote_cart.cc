@@ -6,9 +6,7 @@
 //     --env.options.source packages/sebulba-ns3/examples/remote_cart.cc --env.options.delay-ms 5
 
 #include "pole.h"
-#include "sebulba_network.h"
-
-#include "ns3/point-to-point-module.h"
+#include "sebulba_links.h"
 
 using namespace ns3;
 using namespace sebulba;
@@ -54,13 +52,10 @@ class RemoteCart : public Network {
 
   void build() override {
     NodeContainer nodes(2);
-    PointToPointHelper link;
-    const double rate = 1e6 * parameter("link_mbps", 10), delay = parameter("delay_ms", 5);
-    link.SetDeviceAttribute("DataRate", DataRateValue(static_cast<uint64_t>(rate)));
-    link.SetChannelAttribute("Delay", TimeValue(MicroSeconds(std::llround(1000 * delay))));
-    const auto devices = link.Install(nodes);
-    InternetStackHelper().Install(nodes);
-    Ipv4AddressHelper("10.0.0.0", "255.255.255.0").Assign(devices);
+    link_nodes(*this, nodes,
+               {.kind = parameter("link", "point-to-point"),
+                .mbps = parameter("link_mbps", 10),
+                .delay_ms = parameter("delay_ms", 5)});
 
     auto& agent = add<Agent>("agent", nodes.Get(1));
     auto& cart = add<Cart>("cart", nodes.Get(0), agent);

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sebulba_networks import build
+
 from sebulba.errors import UsageError
 from sebulba.support.files import write_whole
 
@@ -87,9 +88,7 @@ def _gtk_stand_in() -> tuple[str, ...]:
     return "-Wl,--no-as-needed", str(compiled)
 
 
-def _compiled(
-    name: str, main: Path, libraries: Iterable[str], before: Iterable[str] = ()
-) -> Path:
+def _compiled(name: str, main: Path, libraries: Iterable[str], before: Iterable[str] = ()) -> Path:
     ns3 = find_ns3()
     flags = (
         *FLAGS,
@@ -110,7 +109,9 @@ def find_ns3() -> Path:
     """
     found = importlib.util.find_spec("ns3")
     if found is None or not found.submodule_search_locations:
-        raise UsageError(f"engine='ns3' needs ns-3, which is not installed; `{INSTALL}` installs it")
+        raise UsageError(
+            f"engine='ns3' needs ns-3, which is not installed; `{INSTALL}` installs it"
+        )
     version = importlib.metadata.version("ns3")
     if version != NS3_VERSION:
         raise UsageError(f"engine='ns3' needs ns3 {NS3_VERSION}, not {version}; `{INSTALL}`")

@@ -4,21 +4,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from sebulba_networks.pools import PoolAdapter
 from sebulba_networks.process_pool import ProcessPool
+
+import sebulba_ns3
 from sebulba.envs.packages import VectorKind, VectorParts
 from sebulba.envs.seeds import check_seeds
 from sebulba.envs.spaces import canonical_action_space, make_action_check
 from sebulba.envs.tree import Act, AgentNode, Obs, Population, compile_tree
 from sebulba.errors import UsageError
+from sebulba.support.files import parse_json
 from sebulba.types import EnvOutput, EnvSpec, MultiAgentSpec, PyTree
-
-import sebulba_ns3
-from sebulba_ns3.scenario import Program, read_program
+from sebulba_ns3.scenario import MODEL_VERSION, Program, read_program
 
 NAME = "ns3:program"
 EXAMPLE = "packages/sebulba-ns3/examples/remote_cart.cc"
@@ -27,10 +28,13 @@ SILENT = "silent"
 
 
 class ProgramAdapter(PoolAdapter):
-    """A vector of simulators, with next-step autoreset. They run at the same time, each in a worker.
+    """A vector of simulators, with next-step autoreset. Each runs in a worker of its own.
 
     Groups are agents with equal spaces.
     """
+
+    on_end: Callable[[dict[str, float]], object] | None = None
+    """Called with what a program tells at the end of each episode."""
 
     def __init__(
         self, library: Any, program: Program, seeds: Sequence[int], step_timeout_s: float
@@ -47,7 +51,7 @@ class ProgramAdapter(PoolAdapter):
             for group, places in self._places.items()
         }
         self._is_one = isinstance(spec, EnvSpec)
-        self._is_warned = SILENT not in program.info
+        self._is_warned = False
         checked = check_seeds(seeds, len(seeds))
         pool = ProcessPool(library, program.options, checked, step_timeout_s)
         super().__init__(pool, spec, program.options)
@@ -64,9 +68,7 @@ class ProgramAdapter(PoolAdapter):
           EnvError: A simulator failed.
         """
         by_group = {"": action} if self._is_one else action
-        options = self._program.options
-        shape = (self.num_envs, options.num_agents, options.num_actions)
-        given = np.zeros(shape, np.float32)
+        given = self._blank()
         for group, places in self._places.items():
             own = np.asarray(by_group[group])
             self._checks[group](own.reshape(-1, *own.shape[1 if self._is_one else 2 :]))
@@ -74,19 +76,27 @@ class ProgramAdapter(PoolAdapter):
             given[:, places, : numbers.shape[2]] = numbers
         return self._output(self._pool.step(given))
 
+    def report(self, row: int = 0) -> Any:
+        """Return what happened in the episode of a simulator so far."""
+        return parse_json(self._pool.report(row))
+
     def fused(self) -> str:
         return "ns-3 runs in processes of its own"
+
+    def _blank(self) -> np.ndarray:
+        """Return the numbers that simulators get before actions are in them."""
+        options = self._program.options
+        return np.zeros((self.num_envs, options.num_agents, options.num_actions), np.float32)
 
     def _output(self, rows: Any) -> EnvOutput:
         num_agents = self._program.options.num_agents
         obs = rows.obs.reshape(self.num_envs, num_agents, -1)
-        self._warn_of_silence(obs, rows.episode_end)
+        for told in self._told(obs[rows.episode_end, 0]):
+            self._warn_of_silence(told)
+            if self.on_end is not None:
+                self.on_end(told)
 
-        def by_group(x: np.ndarray) -> PyTree:
-            x = x.reshape(self.num_envs, num_agents)
-            if self._is_one:
-                return x[:, 0]
-            return {group: x[:, places] for group, places in self._places.items()}
+        by_group = self.by_group
 
         def seen(places: list[int]) -> np.ndarray:
             space = self._program.agents[places[0]].observation_space
@@ -105,17 +115,26 @@ class ProgramAdapter(PoolAdapter):
             acting=() if self._is_one else by_group(rows.acting),
         )
 
-    def _warn_of_silence(self, obs: np.ndarray, ends: np.ndarray) -> None:
-        if self._is_warned or not ends.any():
-            return
+    def by_group(self, x: np.ndarray) -> PyTree:
+        """Return ``[B]``, or ``{group: [B, A]}`` of many agents, of a value for each agent."""
+        x = x.reshape(self.num_envs, -1)
+        if self._is_one:
+            return x[:, 0]
+        return {group: x[:, places] for group, places in self._places.items()}
+
+    def _told(self, rows: np.ndarray) -> Iterator[dict[str, float]]:
         info = self._program.info
-        if (obs[ends, 0, obs.shape[2] - len(info) + info.index(SILENT)] > 0).any():
+        for row in rows:
+            yield dict(zip(info, row[len(row) - len(info) :].tolist(), strict=True))
+
+    def _warn_of_silence(self, told: dict[str, float]) -> None:
+        if not self._is_warned and told.get(SILENT):
             self._is_warned = True
             warnings.warn(
                 f"{NAME}: an episode was truncated, because no agent was asked for an action for "
                 "silent_limit of simulated time: its messages are lost, or nobody sends any; look "
                 "at the connections, or set a larger silent_limit in build()",
-                stacklevel=3,
+                stacklevel=4,
             )
 
 
@@ -135,9 +154,7 @@ def _places(spec: EnvSpec | MultiAgentSpec, program: Program) -> dict[str, list[
     if isinstance(spec, EnvSpec):
         return {"": [0]}
     names = [agent.name for agent in program.agents]
-    return {
-        group: [names.index(slot) for slot in one.slots] for group, one in spec.groups.items()
-    }
+    return {group: [names.index(slot) for slot in one.slots] for group, one in spec.groups.items()}
 
 
 def _parts(
@@ -150,8 +167,13 @@ def _parts(
     source, limit = parameters.pop("source"), parameters.pop("max_episode_steps", None)
     library = sebulba_ns3.scenario_library(source)
     program = read_program(source, library, limit, parameters)
+    kind = ProgramAdapter
+    if MODEL_VERSION in program.info:
+        from sebulba_ns3.models import ModelsAdapter  # with JAX, which compiling does without
+
+        kind = ModelsAdapter
     return VectorParts(
-        lambda num_envs, seeds: ProgramAdapter(library, program, seeds, step_timeout_s),
+        lambda num_envs, seeds: kind(library, program, seeds, step_timeout_s),
         lambda: program_spec(program),
     )
 

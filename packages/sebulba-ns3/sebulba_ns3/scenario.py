@@ -12,14 +12,19 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Space
-from sebulba.support.checks import require_size
 from sebulba_networks.process_pool import STEP_TIMEOUT_S, ProcessPool, ask_once
 from sebulba_networks.worker import SPEC
-from sebulba.envs.seeds import check_seed
-from sebulba.errors import ActionError, EnvError, UsageError, shown
-from sebulba.support.files import parse_json
 
 import sebulba_ns3
+from sebulba.envs.seeds import check_seed
+from sebulba.errors import ActionError, EnvError, UsageError, shown
+from sebulba.support.checks import require_size
+from sebulba.support.files import parse_json
+
+MODEL_VERSION = "model_version"
+"""Last number that a program tells, where its agents have models that travel (``ModelServer``)."""
+NUM_PUBLISHED = 2
+"""Numbers that an action then has besides: version and bytes of the newest model."""
 
 
 class ProgramOptions(NamedTuple):
@@ -98,7 +103,9 @@ class Ns3Scenario(gymnasium.Env):
         given = np.asarray(action, self.action_space.dtype)
         if given not in self.action_space:
             raise ActionError(f"action={shown(action)} is not in {self.action_space}")
-        rows = self._pool.step(given.reshape(-1).astype(np.float32))
+        numbers = np.zeros(self._options.num_actions, np.float32)
+        numbers[: given.size] = given.reshape(-1)
+        rows = self._pool.step(numbers)
         obs, info = self._shown(rows.obs[0])
         ends = bool(rows.terminated[0]), bool(rows.truncated[0])
         return obs, float(rows.reward[0]), *ends, info
@@ -191,6 +198,8 @@ def read_program(
     ]
     most = max(agent.observation_space.shape[0] for agent in agents)
     num_actions = max(len(one["action"]) or 1 for one in spec["agents"])
+    if MODEL_VERSION in spec["info"]:
+        num_actions += NUM_PUBLISHED
     options = ProgramOptions(text, most + len(spec["info"]), num_actions, len(agents))
     return Program(agents, spec["info"], options)
 

@@ -1,4 +1,4 @@
-"""Return of CartPole behind a network, over the delay of its observations.
+"""Return of CartPole behind a network, over the delay of its observations and over its losses.
 
 ``python -m sebulba_networks.benchmarks.delay --seeds 3 --json FILE --png FILE``. For each delay,
 PPO is trained with different additions to the observation. The return is the mean of 100 greedy
@@ -24,6 +24,10 @@ from sebulba.tools.bench.harness import machine, write_json
 ENV, PRESET = "networked:CartPole-v1", "cartpole-ppo"
 DELAYS = (0, 3, 5, 8, 10)
 """In steps of 20 ms."""
+LOSSES = (0.0, 0.1, 0.2, 0.3)
+"""Shares of messages that are lost, either way."""
+LOSSY_DELAY = 3
+"""The delay with which losses are measured."""
 OPTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
     "plain": lambda delay: {},
     "own actions": lambda delay: {"own_actions": delay},
@@ -46,19 +50,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3, help="from 0; default: 3")
     parser.add_argument("--delays", type=int, nargs="+", default=DELAYS, metavar="N")
     parser.add_argument("--sees", nargs="+", choices=OPTIONS, default=[*OPTIONS])
+    parser.add_argument("--losses", type=float, nargs="+", default=LOSSES, metavar="P")
     parser.add_argument("--env-steps", type=int, default=100_000, metavar="N")
     parser.add_argument("--json", required=True, metavar="FILE", help="kept after each training")
     parser.add_argument("--png", metavar="FILE")
     given = parser.parse_args(argv)
     at_least(1, "seeds", given.seeds)
     runs = json.loads(Path(given.json).read_text())["runs"] if Path(given.json).exists() else []
+    cases = [(delay, 0.0) for delay in given.delays]
+    cases += [(LOSSY_DELAY, loss) for loss in given.losses if loss]
     for seed in range(given.seeds):
-        for sees in given.sees:
-            for delay in given.delays:
-                key = {"sees": sees, "delay": delay, "seed": seed, "env_steps": given.env_steps}
+        for delay, loss in cases:
+            for sees in given.sees:
+                case = {"sees": sees, "delay": delay, "loss": loss, "seed": seed}
+                key = {**case, "env_steps": given.env_steps}
                 if any(key.items() <= run.items() for run in runs):
                     continue
-                runs.append({**key, "return": measured(sees, delay, seed, given.env_steps)})
+                runs.append({**key, "return": measured(**key)})
                 print(runs[-1], flush=True)
                 write_json(given.json, {"runs": runs, "machine": machine()})
     if given.png:
@@ -66,15 +74,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measured(sees: str, delay: int, seed: int, env_steps: int) -> float:
-    """Train and return the mean return of the policy with this delay."""
-    trained_with = 0 if sees == "trained without delay" else delay
+def measured(sees: str, delay: int, loss: float, seed: int, env_steps: int) -> float:
+    """Train and return the mean return of the policy with this delay and loss."""
+    network = {"delay": delay, "loss": loss}
+    trained_with = {} if sees == "trained without delay" else network
     options = OPTIONS[sees](delay)
     agent = {"lstm_size": 64, "separate_value_torso": False} if sees == "LSTM" else {}
     with tempfile.TemporaryDirectory() as folder:
         sebulba.train(
             PRESET,
-            env={"id": ENV, "options": {"delay": trained_with, **options}},
+            env={"id": ENV, "options": {**trained_with, **options}},
             agent=agent,
             seed=seed,
             total_env_steps=env_steps,
@@ -82,31 +91,35 @@ def measured(sees: str, delay: int, seed: int, env_steps: int) -> float:
             writers=(),
         )
         policy = sebulba.load_policy(folder)
-    env = sebulba.make_env_factory(ENV, delay=delay, **options)
+    env = sebulba.make_env_factory(ENV, **network, **options)
     evaluation = sebulba.evaluate(policy, env, num_episodes=EPISODES, num_envs=25, seed=1000)
     return round(evaluation.episode_return_mean, 1)
 
 
 def draw(runs: list[dict[str, Any]], file: str) -> None:
     """Draw the means over seeds as lines, and every seed as a dot."""
-    with picture(file, 7, 4.2) as figure:
-        axes = figure.subplots()
-        open_frame(axes, "y")
-        for sees, color in COLORS.items():
-            own = [run for run in runs if run["sees"] == sees]
-            delays = sorted({run["delay"] for run in own})
-            means = [
-                statistics.mean(run["return"] for run in own if run["delay"] == delay)
-                for delay in delays
-            ]
-            if own:
-                axes.plot(delays, means, color=color, label=sees)
-            axes.scatter(
-                [run["delay"] for run in own], [run["return"] for run in own], s=14, color=color
-            )
-        axes.set_xticks(sorted({run["delay"] for run in runs}))
-        axes.set(xlabel="delay of the observation, steps", ylabel="return", ylim=(0, 520))
-        axes.legend(frameon=False, loc="lower left")
+    with picture(file, 11, 4.2) as figure:
+        left, right = figure.subplots(1, 2, sharey=True)
+        drawn = [run for run in runs if not run["loss"]]
+        _draw_over("delay", drawn, left)
+        _draw_over("loss", [run for run in runs if run["delay"] == LOSSY_DELAY], right)
+        left.set(xlabel="delay of the observation, steps", ylabel="return", ylim=(0, 520))
+        right.set(xlabel=f"share of messages lost, with a delay of {LOSSY_DELAY} steps")
+        left.legend(frameon=False, loc="lower left")
+
+
+def _draw_over(name: str, runs: list[dict[str, Any]], axes: Any) -> None:
+    open_frame(axes, "y")
+    for sees, color in COLORS.items():
+        own = [run for run in runs if run["sees"] == sees]
+        values = sorted({run[name] for run in own})
+        means = [
+            statistics.mean(run["return"] for run in own if run[name] == value) for value in values
+        ]
+        if own:
+            axes.plot(values, means, color=color, label=sees)
+        axes.scatter([run[name] for run in own], [run["return"] for run in own], s=14, color=color)
+    axes.set_xticks(sorted({run[name] for run in runs}))
 
 
 if __name__ == "__main__":

@@ -149,6 +149,9 @@ class Pool : public AnyPool {
   }
   const std::vector<Trace>& trace(int row) const override { return envs_.at(row).trace(); }
 
+ protected:
+  std::vector<Env>& envs() { return envs_; }
+
  private:
   // `buffer` holds observations [B, A, F] and rewards [B, A] of floats, then terminated, truncated,
   // is_first and acting [B, A] and the ends of episodes [B] of bytes.

@@ -78,7 +78,9 @@ class App {
   inline Network& network() const { return *network_; }
 
  private:
+  friend class Connection;
   friend class Network;
+  virtual void deliver(App& to, const Message& message) { to.on_message(message); }
   Network* network_ = nullptr;
 };
 
@@ -106,15 +108,17 @@ class Connection {
   App &from, &to;
   const Via via;
   uint32_t num_sent = 0, num_arrived = 0;
+  uint64_t num_bytes = 0;  // sent over the network, without the headers of protocols
   History ages;  // of messages that arrived, in seconds
   bool is_open() const { return is_open_; }
 
  private:
   friend class App;
+  friend class ModelServer;
   friend class Network;
 
   void open() {
-    is_open_ = true;
+    is_open_ = true, num_arriving_ = 0;
     if (via.kind == Via::DIRECT) return;
     const auto kind = via.kind == Via::UDP ? ns3::UdpSocketFactory::GetTypeId()
                                            : ns3::TcpSocketFactory::GetTypeId();
@@ -191,6 +195,7 @@ class Connection {
                                " to " + to.name + " is too long for UDP, which carries " +
                                std::to_string(MOST_UDP_BYTES) + "; use TCP");
     const uint32_t number = num_sent++;
+    ++num_arriving_;
     const auto born = ns3::Simulator::Now();
     if (via.kind == Via::DIRECT) {
       const Message message{data, born, born + via.delay, number, ballast, from.name};
@@ -199,6 +204,7 @@ class Connection {
       });
       return;
     }
+    num_bytes += size;
     std::string bytes(HEADER_BYTES + 8 * data.size(), '\0');
     const uint64_t first = uint64_t{data.size()} << 48 | static_cast<uint64_t>(born.GetNanoSeconds());
     const uint32_t length = static_cast<uint32_t>(size);
@@ -260,13 +266,14 @@ class Connection {
     return true;
   }
   void deliver(const Message& message) {
-    ++num_arrived;
+    ++num_arrived, num_arriving_ -= num_arriving_ > 0;
     ages.push((message.arrived - message.born).GetSeconds());
-    to.on_message(message);
+    from.deliver(to, message);
   }
 
   uint16_t port_;
   bool is_open_ = false, is_connected_ = false, is_draining_ = false;
+  uint32_t num_arriving_ = 0;  // messages on their way, or lost
   ns3::Ptr<ns3::Socket> listener_, sender_, accepted_;
   std::string unsent_, unread_;
   std::shared_ptr<int> alive_ = std::make_shared<int>();
@@ -291,6 +298,7 @@ class Agent : public App {
   Inference inference;
   History ages, waits;  // of what it decided on, in seconds: since birth, and in the queue
   uint32_t num_asked = 0, num_dropped = 0;
+  double version = 0;  // of the model that has arrived; 0 for the one with which the episode began
 
   // Decides on an observation, which was born at `born`.
   void ask(Numbers observation, ns3::Time born, const std::string& source = "") {
@@ -328,7 +336,7 @@ class Agent : public App {
   };
   struct Ask {
     Numbers observation, action;
-    double reward, age;
+    double reward, age, version;
     bool is_shown = false, is_answered = false, is_due = false;
   };
 
@@ -365,6 +373,25 @@ class Agent : public App {
   double earned_ = 0;
 };
 
+// Brings models from the trainer to the agents to which it is connected: messages of their true size,
+// which no `on_message` gets. Each `period` it sends the newest one, where the last one has arrived.
+class ModelServer : public App {
+ public:
+  ModelServer(std::string name, ns3::Ptr<ns3::Node> node, ns3::Time period = ns3::MilliSeconds(100))
+      : App(name, node), period_(period) {}
+  inline void start() override;
+
+ private:
+  void deliver(App& to, const Message& message) override {
+    auto* agent = dynamic_cast<Agent*>(&to);
+    if (agent == nullptr) throw std::runtime_error(name + " sends models, and " + to.name + " is no agent");
+    agent->version = std::max(agent->version, message.data[0]);
+  }
+
+  const ns3::Time period_;
+  std::map<std::string, double> sent_;  // the newest version, by agent
+};
+
 // A program of applications. `agents` names those who decide, and `build` makes all of them.
 //
 // Decisions are deferred: the simulator runs on to the first time at which one takes effect, and all
@@ -381,6 +408,8 @@ class Network : public Scenario {
     Kind& app = *made;
     app.network_ = this;
     apps_.push_back(std::move(made));
+    if (!names_.emplace(name, &app).second)
+      throw std::runtime_error("build() adds two applications " + name);
     if constexpr (std::is_base_of_v<Agent, Kind>) by_name_[name] = &app;
     return app;
   }
@@ -394,9 +423,44 @@ class Network : public Scenario {
     });
     return *made;
   }
+  // Connects as a text says: "cart>agent udp; agent>cart tcp 2; a>b direct 5". After the kind stands the
+  // number of the receiver's interface, or the delay in ms.
+  void connect(const std::string& text) {
+    std::istringstream all(text);
+    for (std::string one; std::getline(all, one, ';');) {
+      std::istringstream words(one);
+      std::string ends, kind, rest;
+      if (!(words >> ends)) continue;
+      const size_t middle = ends.find('>');
+      double number = 0;
+      const bool has_kind = static_cast<bool>(words >> kind), has_number = static_cast<bool>(words >> number);
+      const bool is_kind = kind == "udp" || kind == "tcp" || kind == "direct";
+      if (middle == std::string::npos || !has_kind || !is_kind || (!has_number && !words.eof()))
+        throw std::runtime_error("the connection \"" + one +
+                                 "\" is not understood; use a>b, and udp, tcp or direct");
+      const auto interface = has_number ? static_cast<uint32_t>(number) : 1;
+      const auto via = kind == "udp"   ? udp(interface)
+                       : kind == "tcp" ? tcp(interface)
+                                       : direct(ns3::MicroSeconds(std::llround(1000 * number)));
+      connect(app(ends.substr(0, middle)), app(ends.substr(middle + 1)), via);
+    }
+  }
+  // The application of a name.
+  App& app(const std::string& name) const {
+    const auto found = names_.find(name);
+    if (found != names_.end()) return *found->second;
+    std::string known;
+    for (const auto& [one, app] : names_) known += (known.empty() ? "" : ", ") + one;
+    throw std::runtime_error("there is no application " + name + "; there are " + known);
+  }
+  // Has an object of ns-3 live as long as the episode, as helpers of LTE have to.
+  void keep(ns3::Ptr<ns3::Object> object) { kept_.push_back(object); }
+  // A number that no other network of the program has.
+  int next_subnet() { return num_subnets_++; }
   // Ends a connection, which is deleted; messages on their way are lost.
   void disconnect(Connection& connection) {
     num_sent_ += connection.num_sent, num_arrived_ += connection.num_arrived;
+    num_bytes_ += connection.num_bytes;
     connections_.remove_if([&](const auto& one) { return one.get() == &connection; });
   }
   // Moves an application to another node; its connections are made again. Messages on their way are
@@ -423,16 +487,51 @@ class Network : public Scenario {
   }
   // An episode is cut if nobody decides for so long.
   ns3::Time silent_limit = ns3::Seconds(10);
+  // Shows each decision when it is asked for, and not when one takes effect.
+  bool is_eager = false;
 
   std::map<std::string, double> info() override {
     double sent = num_sent_, arrived = num_arrived_, dropped = 0, age = 0, count = 0;
-    for (const auto& one : connections_) sent += one->num_sent, arrived += one->num_arrived;
+    double bytes = static_cast<double>(num_bytes_);
+    for (const auto& one : connections_)
+      sent += one->num_sent, arrived += one->num_arrived, bytes += static_cast<double>(one->num_bytes);
     for (const auto& [name, agent] : by_name_) {
       dropped += agent->num_dropped;
       if (!agent->ages.empty()) age += agent->ages.newest(), ++count;
     }
-    return {{"sent", sent}, {"arrived", arrived}, {"dropped", dropped},
+    return {{"sent", sent}, {"arrived", arrived}, {"bytes", bytes}, {"dropped", dropped},
             {"age_ms", count > 0 ? 1000 * age / count : 0}, {"silent", is_silent_ ? 1.0 : 0.0}};
+  }
+
+  std::string report() override {
+    std::ostringstream text;
+    text.precision(9);
+    const auto list = [&](const char* name, const History& history) {
+      text << ",\"" << name << "\":[";
+      for (size_t i = 0; i < history.size(); ++i) text << (i > 0 ? "," : "") << history.values()[i];
+      text << "]}";
+    };
+    text << "{\"nodes\":{";
+    for (const auto& app : apps_)
+      text << (app == apps_.front() ? "" : ",") << "\"" << app->name << "\":" << app->node->GetId();
+    text << "},\"connections\":[";
+    for (const auto& one : connections_) {
+      const char* kinds[] = {"direct", "UDP", "TCP"};
+      text << (one == connections_.front() ? "" : ",") << "{\"from\":\"" << one->from.name
+           << "\",\"to\":\"" << one->to.name << "\",\"via\":\"" << kinds[one->via.kind]
+           << "\",\"sent\":" << one->num_sent << ",\"arrived\":" << one->num_arrived
+           << ",\"bytes\":" << one->num_bytes;
+      list("ages", one->ages);
+    }
+    text << "],\"agents\":[";
+    for (const auto& agent : agents_) {
+      text << (agent == agents_.front() ? "" : ",") << "{\"name\":\"" << agent->name
+           << "\",\"asked\":" << agent->num_asked << ",\"dropped\":" << agent->num_dropped
+           << ",\"waiting\":" << agent->num_waiting();
+      list("waits", agent->waits);
+    }
+    text << "]}";
+    return text.str();
   }
 
   // What the engine asks.
@@ -453,6 +552,8 @@ class Network : public Scenario {
     });
     watch(silent_limit);
   }
+  // Sockets close, so what they send over must still be there.
+  void stop() final { connections_.clear(); }
   bool is_terminated() final { return is_terminated_; }
   bool is_truncated() final { return is_truncated_; }
   bool is_asked(size_t i) final {
@@ -488,6 +589,14 @@ class Network : public Scenario {
     return reward + std::exchange(agent.earned_, 0);
   }
   void act_of(size_t i, const Numbers& action) final { agents_[i]->answer(action); }
+  void publish(double version, double bytes) final {
+    if (first_published_ == 0) first_published_ = version;
+    published_ = version, model_bytes_ = bytes;
+  }
+  double version_of(size_t i) final {
+    const auto& ask = agents_[i]->last_;
+    return ask == nullptr || !specs_[i].model ? 0 : ask->version;
+  }
 
   Numbers observe() final { return {}; }
   double reward() final { return 0; }
@@ -496,6 +605,7 @@ class Network : public Scenario {
  private:
   friend class App;
   friend class Agent;
+  friend class ModelServer;
   static constexpr uint16_t FIRST_PORT = 10000;
 
   uint16_t next_port() { return next_port_ = next_port_ == 65535 ? FIRST_PORT : next_port_ + 1; }
@@ -515,6 +625,11 @@ class Network : public Scenario {
   std::list<std::unique_ptr<Connection>> connections_;
   uint16_t next_port_ = FIRST_PORT;
   uint32_t num_sent_ = 0, num_arrived_ = 0;
+  uint64_t num_bytes_ = 0;
+  int num_subnets_ = 0;
+  double first_published_ = 0, published_ = 0, model_bytes_ = 0;
+  std::map<std::string, App*> names_;
+  std::vector<ns3::Ptr<ns3::Object>> kept_;
   ns3::Time decided_at_;
   bool is_terminated_ = false, is_truncated_ = false, is_silent_ = false;
 };
@@ -529,17 +644,30 @@ void App::send(const Numbers& data, uint32_t ballast, const std::string& to) {
   if (!is_known) throw std::runtime_error(name + " has no connection to " + to);
 }
 
+void ModelServer::start() {
+  for (const auto& one : network().connections_) {
+    double& sent = sent_[one->to.name];
+    const bool is_own = &one->from == this && one->is_open_ && !one->is_draining_;
+    if (!is_own || network().published_ <= std::max(sent, network().first_published_)) continue;
+    if (one->num_arriving_ > 0 && one->via.kind != Via::UDP) continue;
+    sent = network().published_;
+    one->send({sent}, static_cast<uint32_t>(network().model_bytes_));
+  }
+  after(period_, [this] { start(); });
+}
+
 void Agent::serve(const Waiting& one) {
   auto ask = std::make_shared<Ask>();
   ask->observation = one.observation;
   ask->reward = std::exchange(earned_, 0);
   const auto now = ns3::Simulator::Now();
-  ask->age = (now - one.born).GetSeconds();
+  ask->age = (now - one.born).GetSeconds(), ask->version = version;
   ages.push(ask->age), waits.push((now - one.came).GetSeconds());
   auto time = inference.service ? inference.service() : ns3::Time();
   time = ns3::Time(static_cast<int64_t>(static_cast<double>(time.GetTimeStep()) *
                                         (1 + inference.slowdown * static_cast<double>(served_.size()))));
   served_.push_back(ask);
+  if (network().is_eager) network().decide();
   ns3::Simulator::Schedule(time, [this, ask] { decide(ask); });
 }
 

@@ -19,6 +19,9 @@
 
 namespace sebulba {
 
+// Numbers that an action has besides, where agents have models: its version, and its size in bytes.
+constexpr int NUM_PUBLISHED = 2;
+constexpr const char* MODEL_VERSION = "model_version";
 constexpr double INFINITE = std::numeric_limits<double>::infinity();
 
 struct Range {
@@ -33,12 +36,14 @@ struct Spaces {
 };
 
 // An agent. The engine adds to what it observes: the last `own_actions` actions that it decided on,
-// the newest last (choices as 0 and 1), and the age of the observation in seconds.
+// the newest last (choices as 0 and 1), and the age of the observation in seconds. Where an agent has
+// a `model`, it decides with the newest one that has arrived at its node (`ModelServer`).
 struct AgentSpec {
   std::string name;
   Spaces spaces;
   int own_actions = 0;
   bool age = false;
+  bool model = false;
 
   // The ranges of an action as numbers from 0 on.
   std::vector<Range> action_ranges() const {
@@ -79,6 +84,11 @@ class Scenario {
   // Numbers for a person; always under the same names.
   virtual std::map<std::string, double> info() { return {}; }
 
+  // Called when the episode is over, before anything is deleted.
+  virtual void stop() {}
+  // What happened in the episode, as JSON.
+  virtual std::string report() { return "{}"; }
+
   // Of several agents, by number; an episode of one agent needs none of it (`sebulba_network.h`).
   virtual std::vector<AgentSpec> agents() { return {{"agent", spaces()}}; }
   // Whether the agent is to decide now; of all of them once it has ended, whether it ever was.
@@ -86,6 +96,10 @@ class Scenario {
   virtual std::vector<double> observe_of(size_t) { return observe(); }
   virtual double reward_of(size_t) { return reward(); }
   virtual void act_of(size_t, const std::vector<double>& action) { act(action); }
+  // The version of the newest model that the trainer has, and its size; before each step.
+  virtual void publish(double, double) {}
+  // The version that has arrived at an agent; 0 for the one with which the episode began.
+  virtual double version_of(size_t) { return 0; }
 
   void give(const networks::Json& parameters) { parameters_ = &parameters; }
   const std::set<std::string>& known_parameters() const { return known_; }
@@ -139,6 +153,7 @@ class ScenarioEnv {
     int64_t max_steps, num_agents = 0;
     std::vector<sebulba::AgentSpec> agents;
     std::vector<std::string> info;
+    bool has_models = false;
 
     explicit Config(const Json& json)
         : parameters(json["parameters"]), max_steps(json["max_episode_steps"].integer()) {
@@ -150,8 +165,10 @@ class ScenarioEnv {
         if (spaces.observation.empty()) throw std::runtime_error("spaces(): no observation");
         if (spaces.action.empty() == (spaces.num_choices == 0))
           throw std::runtime_error("spaces(): give either numbers or choices as actions");
+        has_models |= agent.model;
       }
       for (const auto& [name, value] : scenario->info()) info.push_back(name);
+      if (has_models) info.push_back(sebulba::MODEL_VERSION);
     }
     std::unique_ptr<sebulba::Scenario> make() const {
       auto scenario = sebulba::make_scenario();
@@ -168,7 +185,7 @@ class ScenarioEnv {
     int num_actions() const {
       size_t most = 1;
       for (const auto& agent : agents) most = std::max(most, agent.num_action_numbers());
-      return static_cast<int>(most);
+      return static_cast<int>(most) + (has_models ? sebulba::NUM_PUBLISHED : 0);
     }
   };
 
@@ -177,6 +194,7 @@ class ScenarioEnv {
   ~ScenarioEnv() { end(); }
 
   const std::vector<Trace>& trace() const { return trace_; }
+  std::string report() { return scenario_ == nullptr ? "{}" : scenario_->report(); }
 
   void reset(const Output& output) {
     begin();
@@ -189,6 +207,8 @@ class ScenarioEnv {
   void step(const float* action, const Output& output) {
     if (has_ended_) return reset(output);
     if (is_due_) {
+      if (const float* end = action + config_->num_actions(); config_->has_models)
+        scenario_->publish(end[-2], end[-1]);
       for (size_t i = 0; i < config_->agents.size(); ++i, action += config_->num_actions())
         if (is_asked_[i])
           scenario_->act_of(i, {action, action + config_->agents[i].num_action_numbers()});
@@ -212,6 +232,7 @@ class ScenarioEnv {
  private:
   void end() {
     if (scenario_ == nullptr) return;
+    scenario_->stop();
     scenario_.reset();
     ns3::Simulator::Destroy();
   }
@@ -266,6 +287,10 @@ class ScenarioEnv {
       }
       to += num_observed;
       for (const auto& name : config_->info) {
+        if (name == sebulba::MODEL_VERSION) {
+          *to++ = static_cast<float>(scenario_->version_of(i));
+          continue;
+        }
         const auto found = told.find(name);
         *to++ = found == told.end() ? 0.0f : static_cast<float>(found->second);
       }
@@ -286,6 +311,7 @@ class ScenarioEnv {
 class ScenarioPool final : OnlySimulator, public Pool<ScenarioEnv> {
  public:
   using Pool::Pool;
+  std::string report() { return envs().at(0).report(); }
 };
 
 inline AnyPool* make_pool(const Json& json, int num_envs, const int64_t* seeds, int) {
@@ -345,9 +371,20 @@ extern "C" __attribute__((visibility("default"))) inline const char* net_spec(co
   return done < 0 ? nullptr : text.c_str();
 }
 
+// Returns what happened in the episode of a simulator so far, as JSON, or null.
+extern "C" __attribute__((visibility("default"))) inline const char* net_report(void* pool) {
+  static std::string text;
+  const auto done = guarded([&] {
+    text = dynamic_cast<networks::ScenarioPool&>(*static_cast<networks::AnyPool*>(pool)).report();
+    return 0;
+  });
+  return done < 0 ? nullptr : text.c_str();
+}
+
 // Names the scenario of a program.
 #define SEBULBA_SCENARIO(Class)                                                      \
   std::unique_ptr<sebulba::Scenario> sebulba::make_scenario() {                      \
     return std::make_unique<Class>();                                                \
   }                                                                                  \
-  __attribute__((used)) const auto sebulba_net_spec = &net_spec
+  __attribute__((used)) const auto sebulba_net_spec = &net_spec;                     \
+  __attribute__((used)) const auto sebulba_net_report = &net_report
