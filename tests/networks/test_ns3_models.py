@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import sebulba
-from sebulba.agents.configs import SimplePolicyGradientConfig
+from sebulba.agents.configs import SimplePolicyGradientConfig, TorsoConfig
 from sebulba.agents.configs.multi_agent import MultiAgentConfig
 from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
@@ -69,7 +69,8 @@ def trained(folder, *num_cycles, resume=False, kill=None, agents=1, num_envs=2):
         adapters.append(make(num_envs, seeds))
         return adapters[-1]
 
-    config, spec = SimplePolicyGradientConfig(), sebulba.env_spec(make)
+    config = SimplePolicyGradientConfig(torso=TorsoConfig(hidden_sizes=(16,)))
+    spec = sebulba.env_spec(make)
     one = SimplePolicyGradient(spec, config) if agents == 1 else None
     with (
         Checkpointer(folder, every_updates=1 << 40) as checkpointer,
