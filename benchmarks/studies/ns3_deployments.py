@@ -28,7 +28,11 @@ NUM_ENVS, EPISODES = 4, 8
 
 def measured(deployment: str, backhaul: float, seed: int, env_steps: int) -> dict[str, Any]:
     """Train and play."""
-    options = {"source": str(PROGRAM), "deployment": deployment, "backhaul_mbps": backhaul}
+    options: dict[str, Any] = {
+        "source": str(PROGRAM),
+        "deployment": deployment,
+        "backhaul_mbps": backhaul,
+    }
     with tempfile.TemporaryDirectory() as folder:
         trained = sebulba.train(
             "ppo",
@@ -46,7 +50,7 @@ def measured(deployment: str, backhaul: float, seed: int, env_steps: int) -> dic
     make = sebulba.make_env_factory("ns3:program", **options)
 
     def factory(num_envs: int, seeds: list[int]) -> Any:
-        env = make(num_envs, seeds)
+        env: Any = make(num_envs, seeds)
         env.on_end = told.append
         return env
 
@@ -55,7 +59,7 @@ def measured(deployment: str, backhaul: float, seed: int, env_steps: int) -> dic
         "return": round(played.episode_return_mean, 2),
         "mbps": round(statistics.mean(one["mbps"] for one in told), 3),
         "kilobytes": round(statistics.mean(one["bytes"] for one in told) / 1000, 2),
-        "model_lag": trained.metrics.get("model_lag_mean"),
+        "model_lag": trained.metrics.get("model_lag_mean") if trained else None,
     }
 
 

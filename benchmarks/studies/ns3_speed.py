@@ -80,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     singles = [ProcessPool(library, options, [seed]) for seed in range(NUM_ENVS)]
     push = np.zeros((NUM_ENVS, 2), np.int32)
     raw = push.astype(np.float32)
-    for one in (env, alone, *singles):
+    every: list[Any] = [env, alone, *singles]
+    for one in every:
         one.reset()
 
     def one_after_the_other() -> None:
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         },
         given.repeats,
     )
-    for one in (env, alone, *singles):
+    for one in every:
         one.close()
     ratios = {
         f"{ours} over {theirs}": [

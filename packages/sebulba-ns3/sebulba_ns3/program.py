@@ -78,6 +78,7 @@ class ProgramAdapter(PoolAdapter):
 
     def report(self, row: int = 0) -> Any:
         """Return what happened in the episode of a simulator so far."""
+        assert isinstance(self._pool, ProcessPool)
         return parse_json(self._pool.report(row))
 
     def fused(self) -> str:
@@ -167,7 +168,7 @@ def _parts(
     source, limit = parameters.pop("source"), parameters.pop("max_episode_steps", None)
     library = sebulba_ns3.scenario_library(source)
     program = read_program(source, library, limit, parameters)
-    kind = ProgramAdapter
+    kind: type[ProgramAdapter] = ProgramAdapter
     if MODEL_VERSION in program.info:
         from sebulba_ns3.models import ModelsAdapter  # with JAX, which compiling does without
 

@@ -76,8 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measured(sees: str, delay: int, loss: float, seed: int, env_steps: int) -> float:
     """Train and return the mean return of the policy with this delay and loss."""
-    network = {"delay": delay, "loss": loss}
-    trained_with = {} if sees == "trained without delay" else network
+    network: dict[str, Any] = {"delay": delay, "loss": loss}
+    trained_with: dict[str, Any] = {} if sees == "trained without delay" else network
     options = OPTIONS[sees](delay)
     agent = {"lstm_size": 64, "separate_value_torso": False} if sees == "LSTM" else {}
     with tempfile.TemporaryDirectory() as folder:
