@@ -102,6 +102,16 @@ def _lanes(opponents: int, mirrors: int, learner: Changes | None = None, **leagu
 
 UNIFORM_MAGNET = {"kl_coefficient": 1.0, "entropy_coefficient": 0.05, "magnet_rate": 0.0}
 """Settings of a prototype."""
+LARGE_BATCHES = {
+    "learning_rate": 1e-3,
+    "epochs": 4,
+    "minibatches": 8,
+    "ratio_clip": 10.0,
+    "kl_coefficient": 10.0,
+    "entropy_coefficient": 1.0,
+    "magnet_rate": 0.0005,
+}
+"""For 512 environments."""
 OFTEN = 32_768
 ROWS: Mapping[str, tuple[Changes, Changes]] = {
     "the preset": ({}, {}),
@@ -109,6 +119,9 @@ ROWS: Mapping[str, tuple[Changes, Changes]] = {
         3, 1, UNIFORM_MAGNET, snapshot_every=OFTEN
     ),
     "as self-play, 3 lanes and 1": _lanes(3, 1, snapshot_every=OFTEN),
+    "32 updates of 2,048 rows, 1 lane and 3": _lanes(
+        1, 3, LARGE_BATCHES, history=200, snapshot_every=OFTEN
+    ),
     "as self-play, 3 lanes and 1, uniform": _lanes(
         3, 1, snapshot_every=OFTEN, matchmaker="uniform"
     ),
@@ -149,8 +162,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--rows", default="", help="only those that begin so")
     parser.add_argument("--total-env-steps", type=int)
+    parser.add_argument("--num-envs", type=int)
     given = parser.parse_args(argv)
-    run = {"total_env_steps": given.total_env_steps} if given.total_env_steps else {}
+    sizes = {"total_env_steps": given.total_env_steps, "num_envs": given.num_envs}
+    run = {name: size for name, size in sizes.items() if size}
     seeds = range(given.first_seed, given.first_seed + given.seeds)
     lines = []
     for name, (learner, league) in ROWS.items():
