@@ -33,8 +33,8 @@ from sebulba.types import EnvSpec, EnvStep, PyTree
 MOMENTS_RATE = 0.01
 """How far the running moments of CrossQ's critics follow those of a batch."""
 TARGET_SHARE = 0.5
-"""Mean entropy that a temperature keeps of discrete actions, as a share of the greatest. The paper's
-0.98 would have a policy of two actions take the worse one in four of ten steps."""
+"""Mean entropy that a temperature keeps of discrete actions, as a share of the greatest. With 0.98,
+as in the paper, a policy of two actions takes the worse one in four of ten steps."""
 
 
 class SAC(ActorCriticsAgent[SACConfig]):

@@ -27,8 +27,8 @@ def with_averages(
 ) -> optax.GradientTransformation:
     """Return ``optimizer`` for all parameters but averages, which move by ``rate``."""
 
-    def are_averages(networks: PyTree) -> PyTree:
+    def labels(networks: PyTree) -> PyTree:
         key = jax.tree_util.DictKey(AVERAGES)
-        return jax.tree_util.tree_map_with_path(lambda path, _: key in path, networks)
+        return jax.tree.map_with_path(lambda path, _: AVERAGES if key in path else "rest", networks)
 
-    return optax.multi_transform({True: optax.sgd(rate), False: optimizer}, are_averages)
+    return optax.multi_transform({AVERAGES: optax.sgd(rate), "rest": optimizer}, labels)
