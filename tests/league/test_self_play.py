@@ -223,6 +223,14 @@ def test_opponents_with_memory_forget_where_an_episode_begins():
     assert np.isfinite(result.metrics["loss"])
 
 
+def test_many_lanes_with_many_rows_act_in_one_program():
+    """All of their draws together are too many for the one kernel that those of a lane are."""
+    agent, run = league_of(Turns, opponents=16, mirrors=0), RunSpec(4096, 1, 1, 1)
+    state = jax.eval_shape(lambda key: agent.new_state(key, run), jax.random.key(0))
+    given = jax.eval_shape(agent.staged, state.networks, state.experience)
+    jax.jit(agent.step).lower(given, state.step[0], agent.empty_env_step(4096)).compile()
+
+
 def test_a_snapshot_does_not_change_while_the_learner_does():
     agent = league_of(Throws, snapshot_every=16 * 8 * 4, rematch_every=16 * 8)
     with loop_of(Throws, agent) as loop:

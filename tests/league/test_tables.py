@@ -78,19 +78,31 @@ def test_the_ratings_of_a_league_are_those_that_made_its_results_and_can_be_comp
     np.testing.assert_allclose(later[[0, 1, 2, 4, 5], 0], [0, 80, 150, -30, 400], atol=4)
 
 
-@pytest.mark.slow
-def test_in_cross_play_every_pair_plays_from_both_seats():
-    agent = league_of(Throws)
-    with loop_of(Throws, agent) as loop:
+class ThrowsInTurn(Turns):
+    """Rock-paper-scissors in which seat 1 throws after seat 0, and is not told its throw."""
+
+    def step(self, actions: dict) -> Any:
+        self.t += 1
+        if self.t == 1:
+            self.thrown = actions["seat_0"]
+            return {"seat_1": 1}, {"seat_0": 0.0, "seat_1": 0.0}, False, False
+        won = (0.0, 1.0, -1.0)[(self.thrown - actions["seat_1"]) % 3]
+        return {}, {"seat_0": won, "seat_1": -won}, True, False
+
+
+@pytest.mark.parametrize("env", [pytest.param(Throws, marks=pytest.mark.slow), ThrowsInTurn])
+def test_in_cross_play_every_pair_plays_from_both_seats(env):
+    agent = league_of(env)
+    with loop_of(env, agent) as loop:
         history = planted(loop.new_state(0, 4)).experience.history
     players = jax.tree.map(lambda x: x[:3], history)  # rock, paper, scissors
-    results = cross_play(agent, players, Throws, games=7)
+    results = cross_play(agent, players, env, games=7)
     assert (results.sum(axis=-1) == 7).all()
     won = np.argmax(results, axis=-1)
     paper_first = (np.arange(3)[:, None] - np.arange(3)) % 3
     assert (won == np.array([DRAWN, WON, LOST])[paper_first]).all()
     with pytest.raises(UsageError, match="games=0"):
-        cross_play(agent, players, Throws, games=0)
+        cross_play(agent, players, env, games=0)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -27,6 +28,7 @@ from sebulba.agents.kernels.legal_actions import only_legal
 from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.errors import UsageError, shown
 from sebulba.loops.evaluation import DRAWN
+from sebulba.support.one_kernel import left_alone
 from sebulba.support.user_code import is_attribute, load_attribute
 from sebulba.types import (
     COMMON,
@@ -48,6 +50,8 @@ OWN, GAMES = "learner", "games"
 """Extras of a trajectory: those of the learner, and ``Games``."""
 NOW, BEFORE = range(2)
 """The match of a lane, and the one before it, which some games still belong to."""
+MOST_IN_ONE_KERNEL = 256
+"""Rows of all snapshots together up to which actions may be drawn by a single kernel."""
 HISTORY = "history"
 """Stands in metrics for all snapshots together."""
 
@@ -349,7 +353,9 @@ class LeagueAgent(Agent[LeagueConfig]):
 
         def act(which: int) -> PyTree:
             networks = jax.tree.map(lambda leaf: leaf[which], bank.networks)
-            output, state = jax.vmap(self.learner.step)(networks, step_state.opponents, view)
+            # What is small enough for one kernel in a lane may be too large for it in all lanes.
+            with left_alone() if rows.size > MOST_IN_ONE_KERNEL else contextlib.nullcontext():
+                output, state = jax.vmap(self.learner.step)(networks, step_state.opponents, view)
             return output.action[self.group], state
 
         def chosen(spec: P, new: jax.Array, before: jax.Array) -> jax.Array:
