@@ -264,6 +264,8 @@ def test_results_are_by_seat_and_a_truncated_game_has_none(cut):
     games = jax.tree.map(
         lambda *x: np.concatenate(x), *(t.extras[GAMES] for t in recorder.trajectories)
     )
+    # No snapshot was made, and the table forgets almost nothing.
+    np.testing.assert_allclose(state.experience.fresh, results.sum(axis=1), rtol=1e-4)
     for row in (0, agent.config.history):  # the first snapshot, and the anchor
         assert results[row, 0, WON] > 20 and results[row, 1, LOST] > 20
         assert results[row].sum() == results[row, 0, WON] + results[row, 1, LOST]
@@ -283,7 +285,7 @@ def test_results_of_a_snapshot_that_was_replaced_count_for_nobody():
         jnp.ones(shape, bool),
     )
     with_results = jax.vmap(
-        lambda games: agent._with_results(experience, games), axis_name=LEARNER_AXIS
+        lambda games: agent._with_results(experience, games)[0], axis_name=LEARNER_AXIS
     )
     (now,) = with_results(jax.tree.map(lambda x: x[None], games))
     assert now[2, :, WON].tolist() == [32, 32] and now.sum() == 64
@@ -391,7 +393,7 @@ def test_a_league_without_ratings_resumes_and_gets_some(kept):
     before, checkpoint = kept[0], kept[1]()
     assert before.ratings[-1, 1] > 0 and before.record.any()
     for part in ("experience", "lasting"):
-        for name in ("record", "ratings"):
+        for name in ("record", "fresh", "ratings"):
             del checkpoint.snapshot.arrays[f"{part}/{name}"]
     with loop_of(Turns, league_of(Turns, **OFTEN_KEPT)) as loop:
         state = loop.restore(checkpoint)

@@ -140,8 +140,10 @@ class LeagueExperience(NamedTuple):
     anchors: dict[str, PyTree]
     """Experiences of fixed opponents."""
     record: jax.Array
-    """``[H, H + anchors, 3]`` float32: games that the snapshot in a row had won, drawn and lost
-    against others when it was made, from all seats."""
+    """``[H, H + anchors, 3]`` float32: ``fresh`` of the snapshot in a row when it was made."""
+    fresh: jax.Array
+    """``[H + anchors, 3]`` float32: games won, drawn and lost since the newest snapshot, from all
+    seats. So no game is in the records of two snapshots."""
     ratings: jax.Array
     """``[H + anchors + 1, 2]`` float32: Elo ratings and half of their 95 % intervals as of the last
     edit; the learner's are the last row. An interval of 0 says that there is no rating yet."""
@@ -258,6 +260,7 @@ class LeagueAgent(Agent[LeagueConfig]):
             jnp.full((size, size), 0.5, jnp.float32),
             anchors,
             jnp.zeros((size, *table[::2]), jnp.float32),
+            jnp.zeros(table[::2], jnp.float32),
             jnp.zeros((table[0] + 1, 2), jnp.float32),
         )
 
@@ -470,14 +473,21 @@ class LeagueAgent(Agent[LeagueConfig]):
         games: Games = trajectory.extras[GAMES]
         oldest = games.match[-1].reshape(-1, self.lanes.number)[:, : self.lanes.opponents].min(0)
         oldest = jax.lax.pmin(oldest, LEARNER_AXIS)
+        results, new = self._with_results(experience, games)
         return experience._replace(
             learner=learner,
             seen=experience.seen.at[trajectory.inferencer].set(oldest),
-            results=self._with_results(experience, games),
+            results=results,
+            fresh=experience.fresh + new.sum(axis=1),
         )
 
-    def _with_results(self, experience: LeagueExperience, games: Games) -> jax.Array:
-        """Return the table with the games that were over; those of replaced snapshots are none."""
+    def _with_results(
+        self, experience: LeagueExperience, games: Games
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the table with the games that were over, and a table of these alone.
+
+        Those of replaced snapshots are none.
+        """
         generation = jnp.concatenate(
             [experience.generation, jnp.zeros(len(self.anchors), jnp.int32)]
         )
@@ -488,7 +498,7 @@ class LeagueAgent(Agent[LeagueConfig]):
         new = new.at[games.opponent, seat, outcome].add(games.over & known)
         new = jax.lax.psum(new, LEARNER_AXIS)
         kept = (1 - 1 / self.config.payoff_games) ** new.sum(axis=-1, keepdims=True)
-        return experience.results * kept + new
+        return experience.results * kept + new, new
 
     def loss(self, networks: PyTree, opt: PyTree, experience: PyTree, key: jax.Array) -> Loss:
         loss, (learner, metrics) = self.learner.loss(networks, opt, experience.learner, key)
@@ -531,7 +541,7 @@ class LeagueAgent(Agent[LeagueConfig]):
 
     @property
     def zero_if_unsaved(self) -> Collection[str]:
-        return "record", "ratings"
+        return "record", "fresh", "ratings"
 
     def refit_experience(self, new: PyTree, saved: PyTree) -> PyTree | None:
         """Keep the league, if the learner can keep its part; games in progress are unknown."""
@@ -549,7 +559,8 @@ class LeagueAgent(Agent[LeagueConfig]):
     ) -> AgentState:
         """Take a snapshot if one is due, and give every lane that is ready its next opponent."""
         old: LeagueExperience = state.experience
-        kept = "generation", "made", "matches", "seen", "results", "payoff", "record", "ratings"
+        kept = "generation", "made", "matches", "seen", "results", "payoff", "record", "fresh"
+        kept += ("ratings",)
         # Copies: what shares a buffer of the experience would keep the next update from taking it.
         host = old._replace(
             **{n: jax.tree.map(np.array, jax.device_get(getattr(old, n))) for n in kept}
@@ -560,7 +571,7 @@ class LeagueAgent(Agent[LeagueConfig]):
             host = self._with_snapshot(state.networks, host, rng)
             if self.config.restart and rng.random() < self.config.restart:
                 state = self._begun_anew(state, rng)
-                host.results[:] = 0.0  # type: ignore[index]
+                host.results[:] = host.fresh[:] = 0.0  # type: ignore[index]
         host = host._replace(matches=self._next_matches(host, rng))
         return state._replace(experience=host)
 
@@ -594,8 +605,9 @@ class LeagueAgent(Agent[LeagueConfig]):
         payoff[row] = win_rates(results[: len(generation)]).mean(axis=-1)  # type: ignore[index, arg-type]
         payoff[:, row], payoff[row, row] = 1 - payoff[row], 0.5  # type: ignore[index]
         record, ratings = host.record, host.ratings
-        record[row], record[:, row] = results.sum(axis=1), 0.0  # type: ignore[index]
+        record[row], record[:, row] = host.fresh, 0.0  # type: ignore[index]
         record[row, row], ratings[row] = 0.0, ratings[-1]  # type: ignore[index]
+        host.fresh[:] = 0.0  # type: ignore[index]
         generation[row], results[row] = number, 0.0  # type: ignore[index]
         return host._replace(history=_written(host.history, acting, row))
 

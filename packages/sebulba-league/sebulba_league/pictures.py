@@ -36,6 +36,8 @@ def draw_league(
       payoff: ``[n, n]``: share of points of snapshots against each other, the oldest first.
       records: Of the run's metrics.
     """
+    from matplotlib.ticker import EngFormatter  # slow to import
+
     figure = new_figure(max(9.0, 4.5 + 0.5 * len(rows)), 6.4)
     grid = {"height_ratios": [1, 1.3], "width_ratios": [1.3, 1]}
     (axes, pairs), (below, curve) = figure.subplots(2, 2, gridspec_kw=grid)
@@ -67,8 +69,10 @@ def draw_league(
             curve.annotate(row.name, (1, row.elo), xycoords=("axes fraction", "data"), fontsize=7)
     curve.set_xlabel("env steps", fontsize=8)
     curve.set_ylabel("Elo of the learner, 95 % interval", fontsize=8)
+    curve.xaxis.set_major_formatter(EngFormatter(sep=""))
     for axes in (below, curve):
         axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
     figure.savefig(file, dpi=150)
 
 
