@@ -559,11 +559,13 @@ class LeagueAgent(Agent[LeagueConfig]):
     ) -> AgentState:
         """Take a snapshot if one is due, and give every lane that is ready its next opponent."""
         old: LeagueExperience = state.experience
-        kept = "generation", "made", "matches", "seen", "results", "payoff", "record", "fresh"
-        kept += ("ratings",)
+        tables = (
+            *("generation", "made", "matches", "seen", "results", "payoff"),
+            *("record", "fresh", "ratings"),
+        )
         # Copies: what shares a buffer of the experience would keep the next update from taking it.
         host = old._replace(
-            **{n: jax.tree.map(np.array, jax.device_get(getattr(old, n))) for n in kept}
+            **{n: jax.tree.map(np.array, jax.device_get(getattr(old, n))) for n in tables}
         )
         host = host._replace(ratings=ratings_now(host))  # type: ignore[arg-type]
         every = self.config.snapshot_every
