@@ -52,7 +52,8 @@ ROWS_AN_UPDATE = 256
 EPISODES = {PENDULUM: 100, HALFCHEETAH: 20, HOPPER: 50}
 """Of an evaluation."""
 SEEDS = 3
-ONLINE_STEPS = 24_000
+ONLINE_STEPS = 8_000, 24_000
+"""After so many env steps SAC is evaluated."""
 
 
 class Study:
@@ -167,10 +168,15 @@ class Study:
         }
         for seed in range(self.seeds):
             for name, (options, before) in forms.items():
-                total = ["--total-env-steps", str(before + ONLINE_STEPS)]
+                first, *later = ONLINE_STEPS
+                total = ["--total-env-steps", str(before + first)]
                 run = self.run(f"{name}-online", [name, *common, *options, *total], seed)
-                seconds = float(run.with_suffix(".seconds").read_text())
-                self.told(run, HALFCHEETAH, run.name, env_steps=ONLINE_STEPS, seconds=seconds)
+                self.told(run, HALFCHEETAH, f"{name}-{first}-seed{seed}", env_steps=first)
+                for steps in later:
+                    told = f"{name}-{steps}-seed{seed}"
+                    if not (self.folder / "evaluations" / f"{told}.json").exists():
+                        self.sebulba("resume", str(run), "--total-env-steps", str(before + steps))
+                    self.told(run, HALFCHEETAH, told, env_steps=steps)
 
     def stage_picture(self) -> None:
         """Draw what data alone, SAC alone and SAC with data returned."""
@@ -179,11 +185,12 @@ class Study:
         forms = {
             "IQL,\ndata alone": ("iql-halfcheetah-medium-*", GREY),
             "ReBRAC,\ndata alone": ("rebrac-halfcheetah-medium-*", GREY),
-            "SAC,\nno data": ("sac-online-*", RED),
-            "SAC\nwith data": ("sac-data-online-*", BLUE),
         }
+        for steps in ONLINE_STEPS:
+            forms[f"SAC,\n{steps:,} steps"] = f"sac-{steps}-*", RED
+            forms[f"with data,\n{steps:,} steps"] = f"sac-data-{steps}-*", BLUE
         file = self.folder / "offline-to-online.png"
-        with picture(file, 5.0, 3.0, dots_per_inch=110) as figure:
+        with picture(file, 7.0, 3.0, dots_per_inch=100) as figure:
             axes = figure.subplots()
             open_frame(axes, "y")
             for at, (name, color) in enumerate(forms.values()):
