@@ -135,10 +135,12 @@ snapshots and mirrors."""
 
 
 def trained(
-    preset: str, learner: Mapping[str, Any], league: Mapping[str, Any], seed: int, **run: Any
+    preset: str, learner: Changes, league: Changes, seed: int, show_moves: int = 0, **run: Any
 ) -> dict[str, float]:
     """Train; return the figures and the seconds of the training."""
     config = PRESETS[preset].make()
+    options = {**config.env.options, "show_moves": show_moves}
+    config = dataclasses.replace(config, env=dataclasses.replace(config.env, options=options))
     agent: Any = config.agent
     assert isinstance(agent, LeagueConfig)
     ((name, player),) = agent.agents.items()
@@ -163,6 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", default="", help="only those that begin so")
     parser.add_argument("--total-env-steps", type=int)
     parser.add_argument("--num-envs", type=int)
+    parser.add_argument("--show-moves", type=int, default=0, help="of the game, to both players")
     given = parser.parse_args(argv)
     sizes = {"total_env_steps": given.total_env_steps, "num_envs": given.num_envs}
     run = {name: size for name, size in sizes.items() if size}
@@ -173,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             continue
         found = []
         for seed in seeds:
-            found.append(trained(given.preset, learner, league, seed, **run))
+            found.append(trained(given.preset, learner, league, seed, given.show_moves, **run))
             print(name, seed, {key: round(float(x), 4) for key, x in found[-1].items()}, flush=True)
         shown = [", ".join(f"{one[key]:.3f}" for one in found) for key in (LAST, *POWERS)]
         lines.append([name, *shown, f"{np.mean([one['seconds'] for one in found]):.0f}"])

@@ -215,7 +215,7 @@ def kuhn() -> ExperimentConfig:
 @PRESETS.add("leduc", "PPO, self-play, envpool LeducHoldem-v1")
 def leduc() -> ExperimentConfig:
     """Return self-play in Leduc hold'em, as in Kuhn poker, for payoffs several times as large."""
-    env = EnvConfig("LeducHoldem-v1", options={"show_beginner": True, "show_moves": 8})
+    env = EnvConfig("LeducHoldem-v1", options={"show_beginner": True})
     agent = _MIRROR_DESCENT | {"kl_coefficient": 10.0, "entropy_coefficient": 1.0}
     return _self_play(env, 2_000_000, **agent)
 

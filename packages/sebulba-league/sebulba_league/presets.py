@@ -26,15 +26,13 @@ def _league(name: str, learner: Mapping[str, Any] | None = None, **fields: Any) 
     return Preset(ours.summary.replace("self-play", "a league"), make)
 
 
-_POKER: Any = {"opponents": 1, "mirrors": 3, "history": 200, "snapshot_every": 32_768}
+_KUHN: Any = {"opponents": 1, "mirrors": 3, "history": 200, "snapshot_every": 32_768}
 """Mostly against itself, where mirror descent nears an equilibrium: the mixture of a history that
 was mostly met was six times as far from it (docs/measurements)."""
 _QUICK = {"entropy_coefficient": 0.2, "magnet_rate": 0.004}
 """The mixture of a history may go in circles that the last policy must not."""
 PRESETS: Mapping[str, Preset] = {
-    "kuhn-league": _league("kuhn", _QUICK, **_POKER),
-    "leduc-league": _league("leduc", {"central_critic": False}, **_POKER),
-    "tic-tac-toe-league": _league("tic-tac-toe"),
-    "connect-four-league": _league("connect-four"),
+    "kuhn-league": _league("kuhn", _QUICK, **_KUHN),
+    **{f"{name}-league": _league(name) for name in ("leduc", "tic-tac-toe", "connect-four")},
 }
 """Those of Sebulba's self-play, against a history."""
