@@ -72,9 +72,9 @@ def _draw_graph(report: Mapping[str, Any], axes: Any) -> None:
         axes.annotate("", end, begin, arrowprops=arrow | curve)
         lost = one["sent"] - one["arrived"]
         text = f"{one['via']}: {one['sent']}, {one['bytes'] / 1000:.1f} kB"
-        across = np.array([end[1] - begin[1], begin[0] - end[0]]) * 0.09
+        across = np.array([end[1] - begin[1], begin[0] - end[0]]) * 0.1
         axes.text(
-            *((begin + end) / 2 + across),
+            *(0.7 * begin + 0.3 * end + across),
             text + (f", {lost} not arrived" if lost else ""),
             fontsize=7,
             color=RED if lost else "black",
@@ -109,11 +109,10 @@ def _draw_agents(agents: list[Mapping[str, Any]], axes: Any) -> None:
         "dropped": [one["dropped"] for one in agents],
     }
     for (name, counts), color in zip(parts.items(), (BLUE, GREY, RED), strict=True):
-        axes.barh(names, counts, left=left, color=color, label=name)
+        axes.barh(names, counts, 0.5, left=left, color=color, label=name)
         left = left + counts
     waits = [1000 * float(np.mean(one["waits"] or [0])) for one in agents]
     for name, total, wait in zip(names, left, waits, strict=True):
         axes.text(total, name, f" waited {wait:.1f} ms", va="center", fontsize=7)
-    axes.margins(x=0.5)
-    axes.set(xlabel="observations", title="agents")
-    axes.legend(frameon=False, fontsize=7)
+    axes.set(xlabel="observations", title="agents", xlim=(0, 1.6 * max(1, *left)))
+    axes.legend(frameon=False, fontsize=7, loc="lower center", bbox_to_anchor=(0.4, -0.35))

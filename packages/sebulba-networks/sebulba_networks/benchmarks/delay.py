@@ -98,13 +98,15 @@ def measured(sees: str, delay: int, loss: float, seed: int, env_steps: int) -> f
 
 def draw(runs: list[dict[str, Any]], file: str) -> None:
     """Draw the means over seeds as lines, and every seed as a dot."""
-    with picture(file, 11, 4.2) as figure:
-        left, right = figure.subplots(1, 2, sharey=True)
+    is_lossy = any(run["loss"] for run in runs)
+    with picture(file, 11 if is_lossy else 7, 4.2) as figure:
+        left, *rest = figure.subplots(1, 1 + is_lossy, sharey=True, squeeze=False)[0]
         drawn = [run for run in runs if not run["loss"]]
         _draw_over("delay", drawn, left)
-        _draw_over("loss", [run for run in runs if run["delay"] == LOSSY_DELAY], right)
         left.set(xlabel="delay of the observation, steps", ylabel="return", ylim=(0, 520))
-        right.set(xlabel=f"share of messages lost, with a delay of {LOSSY_DELAY} steps")
+        for right in rest:
+            _draw_over("loss", [run for run in runs if run["delay"] == LOSSY_DELAY], right)
+            right.set(xlabel=f"share of messages lost, with a delay of {LOSSY_DELAY} steps")
         left.legend(frameon=False, loc="lower left")
 
 
