@@ -28,7 +28,7 @@ def _league(name: str, learner: Mapping[str, Any] | None = None, **fields: Any) 
 
 _KUHN: Any = {"opponents": 1, "mirrors": 3, "history": 200, "snapshot_every": 32_768}
 """Mostly against itself, where mirror descent nears an equilibrium: the mixture of a history that
-was mostly met was six times as far from it (docs/measurements)."""
+was mostly met was two to five times as far from it (docs/measurements)."""
 _QUICK = {"entropy_coefficient": 0.2, "magnet_rate": 0.004}
 """The mixture of a history may go in circles that the last policy must not."""
 PRESETS: Mapping[str, Preset] = {
