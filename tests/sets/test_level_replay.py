@@ -106,6 +106,12 @@ def test_the_levels_of_a_buffer_are_those_that_were_played():
     assert (np.asarray(levels.place) <= 32).all()
 
 
+def test_episodes_of_levels_have_a_limit():
+    adapter = made(num_envs=2, max_episode_steps=1)
+    adapter.reset()
+    assert adapter.step(np.zeros(2, np.int32)).truncated.all()
+
+
 def test_a_fused_loop_replays_levels():
     factory = make_env_factory("sets:levels", levels=Levels, replay=0.9)
     loop, _ = make_tiny_loop(factory, num_inferencers_per_device=1)

@@ -106,12 +106,14 @@ def _levels(
     options: Mapping[str, Any], num_threads: int | None, step_timeout_s: float
 ) -> VectorParts:
     own = [field.name for field in dataclasses.fields(ReplayOptions)]
-    check_option_names(options, ("levels", *own), "sets:levels")
+    check_option_names(options, ("levels", "max_episode_steps", *own), "sets:levels")
     if "levels" not in options:
         raise UsageError("sets:levels needs the option 'levels'; use levels my_levels:Maze")
     given, more = options["levels"], {}
     if isinstance(given, list | tuple) and len(given) == 2:
         given, more = given
+    if "max_episode_steps" in options:
+        more = {**more, "max_episode_steps": options["max_episode_steps"]}
     factory: Any = make_env_factory(given, **more)
     replay = ReplayOptions(**{name: options[name] for name in own if name in options})
     one = factory(1, [0])
