@@ -228,6 +228,39 @@ def test_a_member_without_an_episode_is_neither_best_nor_replaced():
     assert agent._fitness(experience).tolist() == [-5, -np.inf, -np.inf, -9]
 
 
+class Leaves(sebulba.MultiAgentEnv):
+    """Agent a leaves after a step with 1, agent b after two steps with 2."""
+
+    tree = sebulba.Population(
+        {
+            name: sebulba.AgentNode(
+                sebulba.Obs(gymnasium.spaces.Discrete(2)), sebulba.Act(gymnasium.spaces.Discrete(2))
+            )
+            for name in ("a", "b")
+        },
+        symmetric=True,
+    )
+
+    def reset(self, *, seed: int | None = None) -> Any:
+        self.t = 0
+        return {"a": 0, "b": 0}
+
+    def step(self, actions: dict) -> Any:
+        self.t += 1
+        if self.t == 1:
+            return {"b": 1}, {"a": 1.0, "b": 1.0}, {"a": True}, {}
+        return {}, {"b": 1.0}, {"b": True}, {}
+
+
+def test_an_episode_that_an_agent_leaves_early_counts():
+    agent = population_of(Leaves, size=2)
+    with sebulba.GymnasiumLoop(Leaves, agent, 8, **ALONE, seed=1) as loop:
+        experience = loop.run(loop.new_state(0, 8), 1, 8).state.experience
+    # Eight rows of four environments: a reset and two steps, twice, and a reset and a step.
+    assert experience.episodes.tolist() == [8, 8]
+    np.testing.assert_allclose(experience.returns / experience.episodes, 1.5)
+
+
 def test_a_hyper_parameter_stays_where_its_rule_allows_it():
     agent = population_of(vary=("discount",), agent=dataclasses.replace(PPO, discount=0.9))
     values = np.asarray(agent._first_values()["discount"])

@@ -35,6 +35,8 @@ class PopulationStep(NamedTuple):
     """Those of the N members."""
     score: jax.Array
     """``[B]`` float32: sum of rewards in the episode so far, the mean over the agents."""
+    running: jax.Array
+    """``[B]`` bool: an episode goes on, or ended without a row in which all agents were told."""
 
 
 class PopulationExtras(NamedTuple):
@@ -43,9 +45,9 @@ class PopulationExtras(NamedTuple):
     members: PyTree
     """``[T, B, ...]``: those of the members, each in its rows."""
     score: jax.Array
-    """``[T, B]``: ``PopulationStep.score``."""
+    """``[T, B]``: sum of rewards in the episode that goes on, or that ``over`` counts."""
     over: jax.Array
-    """``[T, B]`` bool: an episode ended in this row."""
+    """``[T, B]`` bool: an episode ended in this row, or was seen to be over when the next began."""
 
 
 class PopulationOpt(NamedTuple):
@@ -215,10 +217,12 @@ class PopulationAgent(Agent[PopulationConfig | LeaguePopulationConfig]):
     def new_step_state(self, key: jax.Array, run: RunSpec, inferencer: int) -> PyTree:
         part, keys = self._part(run), jax.random.split(key, self._size)
         members = self._each(lambda m: self._inner.new_step_state(keys[m], part, inferencer))
-        return PopulationStep(members, jnp.zeros(run.num_envs, jnp.float32))
+        score, running = (jnp.zeros(run.num_envs, dtype) for dtype in (jnp.float32, jnp.bool_))
+        return PopulationStep(members, score, running)
 
     def step_state_spec(self) -> PyTree:
-        return PopulationStep((self._inner.step_state_spec(),) * self._size, P(LEARNER_AXIS))  # type: ignore[arg-type]
+        rows: Any = P(LEARNER_AXIS)
+        return PopulationStep((self._inner.step_state_spec(),) * self._size, rows, rows)
 
     def experience_spec(self) -> PyTree:
         same: Any = P()
@@ -267,9 +271,12 @@ class PopulationAgent(Agent[PopulationConfig | LeaguePopulationConfig]):
         reward = jnp.mean(_of_envs(env_step.reward), axis=1)
         over = jnp.all(_of_envs(env_step.terminated) | _of_envs(env_step.truncated), axis=1)
         began = jnp.all(_of_envs(env_step.is_first), axis=1) & ~over
+        # Agents that leave early are told before the last row, which then ends nobody else.
+        late = began & step_state.running
         score = jnp.where(began, 0.0, step_state.score) + reward
-        extras = PopulationExtras(together.extras, score, over)
-        after = PopulationStep(tuple(states), jnp.where(over, 0.0, score))
+        counted = jnp.where(late, step_state.score, score)
+        extras = PopulationExtras(together.extras, counted, over | late)
+        after = PopulationStep(tuple(states), jnp.where(over, 0.0, score), ~over)
         return ActionOutput(together.action, extras), after
 
     def _rows(self, tree: PyTree, member: int, axis: int) -> PyTree:
