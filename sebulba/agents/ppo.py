@@ -37,7 +37,7 @@ class Batch(NamedTuple):
     """The transitions of a trajectory, ``[T, B, ...]``, or of a minibatch."""
 
     obs: PyTree
-    """Observations, normalised if they have to be; those of a trajectory have its row T, too."""
+    """Observations, normalised if they have to be."""
     is_first: jax.Array
     """Bool."""
     raw: jax.Array
@@ -158,7 +158,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
         step = transitions(trajectory, config.discount, config.reward_scale, final_value)
         kernel = functools.partial(gae, trace_decay=config.trace_decay)
         return Batch(
-            obs=row.obs,
+            obs=jax.tree.map(lambda x: x[:-1], row.obs),
             is_first=jnp.asarray(row.is_first[:-1]),
             raw=trajectory.extras.raw,
             log_prob=trajectory.extras.log_prob,
@@ -199,10 +199,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
             return x.at[at].get(mode="promise_in_bounds", unique_indices=True)
 
         core = jax.tree.map(functools.partial(take, axis=0), experience.core)
-        batch = jax.tree.map(functools.partial(take, axis=1), batch)
-        if self.config.lstm_size:
-            batch = batch._replace(obs=jax.tree.map(lambda x: x[:-1], batch.obs))
-        return core, batch
+        return core, jax.tree.map(functools.partial(take, axis=1), batch)
 
     def _loss(
         self, networks: PyTree, opt: PyTree, core: PyTree, batch: Batch

@@ -28,6 +28,7 @@ from sebulba.agents.replay.transitions_and_sequences import (
     Transition,
     TransitionReplay,
 )
+from sebulba.support.checks import require
 from sebulba.types import EnvSpec, EnvStep, PyTree
 
 MOMENTS_RATE = 0.01
@@ -216,6 +217,13 @@ class DiscreteSAC(SAC):
 
     params_per_action = 1
     encoder = EncoderWithMask
+
+    def __init__(self, spec: EnvSpec, config: SACConfig) -> None:
+        """Build it; raise UsageError for a target entropy that no policy has."""
+        super().__init__(spec, config)
+        given, most = config.target_entropy, math.log(self.num_actions)
+        rule = f"must be between 0 and {most:.3g}, the entropy of {self.num_actions} random actions"
+        require(given is None or 0 < given < most, "target_entropy", given, rule, "use None")
 
     def new_squashing(self, space: gymnasium.Space, config: SACConfig) -> OneHot:
         self.distribution = discrete_actions(space, "SAC")

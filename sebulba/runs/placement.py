@@ -101,6 +101,8 @@ def _multiplications_of_a_row(config: ExperimentConfig) -> int | None:
     inputs = gymnasium.spaces.flatdim(space)
     sizes = [inputs, *torso.hidden_sizes, gymnasium.spaces.flatdim(spec.action_space)]
     of_layers = sum(a * b for a, b in itertools.pairwise(sizes))
+    if torso.residual:  # two layers of four times the width in each block
+        of_layers += 8 * sum(size**2 for size in torso.hidden_sizes)
     lstm = getattr(config.agent, "lstm_size", 0)
     return of_layers + 4 * lstm * (lstm + sizes[-2])
 

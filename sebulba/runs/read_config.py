@@ -146,7 +146,8 @@ def _check_memory(words: list[str], agent: Any) -> None:
     """Raise UsageError if an agent with a replay is asked for a memory that it has not."""
     asked = [word for word in words if word.startswith(("--agent.memory", "--agent.lstm"))]
     fields = {field.name for field in dataclasses.fields(agent)}
-    if asked and "replay" in fields and "memory" not in fields:
+    has_one = any(name.startswith(("memory", "lstm")) for name in fields)
+    if asked and "replay" in fields and not has_one:
         raise UsageError(
             f"{asked[0]} is for agents with a memory, which {type(agent).__name__} has not; use "
             "r2d2, which is DQN with one, or ppo or impala, which take continuous actions, too"

@@ -14,6 +14,7 @@ import pytest
 
 from sebulba.agents.bases.off_policy import Opt
 from sebulba.agents.configs import SACConfig, TorsoConfig
+from sebulba.agents.configs.replay import TargetConfig
 from sebulba.agents.kernels.averages import AVERAGES, following, with_averages
 from sebulba.agents.nets.actor_and_critic import BatchRenorm
 from sebulba.agents.nets.torso import MLP
@@ -215,3 +216,16 @@ def test_residual_blocks_are_those_of_simba() -> None:
 def test_residual_blocks_of_other_sizes_are_refused(sizes: Any) -> None:
     with pytest.raises(UsageError, match=r"torso.hidden_sizes=.* must be alike .* use sizes such"):
         dataclasses.replace(TorsoConfig(), hidden_sizes=sizes, residual=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"target": TargetConfig(rate=0.1)}, "target=.*has no use with crossq.*; leave it out"),
+        ({"torso": TorsoConfig(residual=True)}, "torso.residual=True cannot be.*; leave one out"),
+        ({"torso": TorsoConfig(layer_norm=True)}, "torso.layer_norm=True cannot be"),
+    ],
+)
+def test_what_crossq_would_ignore_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        SACConfig(crossq=True, **options)

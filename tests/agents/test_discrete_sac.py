@@ -208,3 +208,12 @@ def test_the_command_needs_no_other_word() -> None:
     _, config = read_config(["sac", "--env.id", "CartPole-v1"], "sebulba train")
     agent = build_agent(config, sebulba.env_spec("CartPole-v1"))
     assert type(agent) is DiscreteSAC
+
+
+@pytest.mark.parametrize("target", [0.98, 0.0, -1.0])
+def test_a_target_entropy_that_no_policy_has_is_refused(target: float) -> None:
+    spec = EnvSpec(spaces.Box(-9, 9, (1,)), spaces.Discrete(2))
+    with pytest.raises(
+        sebulba.UsageError, match=r"target_entropy=.* between 0 and 0.693.*; use None"
+    ):
+        make_agent(spec, SACConfig(target_entropy=target))

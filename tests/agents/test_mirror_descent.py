@@ -107,8 +107,8 @@ def test_the_penalties_of_ppo(spec):
     with_both.opt = with_both.opt._replace(magnet=other)
     loss, _ = with_both.loss(with_both.experience._replace(batch=moved))
     valid = np.asarray(batch.valid)
-    params = agent.evaluate(with_both.networks, batch.obs[:-1], (), batch.is_first).params
-    magnet = agent.evaluate(other, batch.obs[:-1], (), batch.is_first).params
+    params = agent.evaluate(with_both.networks, batch.obs, (), batch.is_first).params
+    magnet = agent.evaluate(other, batch.obs, (), batch.is_first).params
     near, far = (
         np.asarray(agent.distribution.kl(params, x))[valid].mean() for x in (moved.params, magnet)
     )

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from sebulba.agents.configs import DQNConfig
 from sebulba.agents.dqn import DQN
 from sebulba.agents.nets.q_networks import NOISE, NoisyDense, QHead
+from sebulba.errors import UsageError
 from sebulba.tools.check.agent_driver import Streams, run_spec
 from tests.agents.test_dqn import TINY, with_axis
 from tests.support.agent_driver import SPEC, Driver, quick_state
@@ -115,3 +117,9 @@ def test_online_target_and_choice_have_noise_of_their_own_in_the_loss() -> None:
     one = gradient(jax.random.key(3))
     kernel = one["head"]["advantage"]["noise"]["kernel"]
     assert np.abs(kernel).max() > 0, "the size of the noise is learned"
+
+
+@pytest.mark.parametrize("options", [{"most_held_steps": 4}, {"epsilon_exponent": 7.0}])
+def test_options_of_random_actions_are_refused(options):
+    with pytest.raises(UsageError, match="has no use with noisy, without random actions; leave"):
+        DQNConfig(noisy=True, **options)

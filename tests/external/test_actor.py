@@ -56,6 +56,7 @@ AGENTS = {
     "ppo-many": (PPOConfig(torso=TORSO), spaces.MultiDiscrete([2, 3])),
     "dqn": (DQNConfig(torso=TORSO, dueling=True), spaces.Discrete(4)),
     "sac": (SACConfig(torso=TORSO), BOUNDED),
+    "sac-discrete": (SACConfig(torso=TORSO), spaces.Discrete(3)),
 }
 
 
@@ -130,6 +131,20 @@ def test_a_client_draws_as_often_as_the_policy_says() -> None:
     np.testing.assert_allclose(np.exp(log_prob), expected[raw], atol=1e-5)
     assert np.array_equal(raw, action - 2)
     assert len(set(action.tolist())) > 1
+
+
+def test_a_client_draws_the_discrete_actions_of_sac_as_often_as_the_trainer() -> None:
+    agent, rows = made("sac-discrete"), 4000
+    networks, state, row = acting_parts(agent, rows)
+    program = Program(traced(agent, networks, state, row, explore=True), np.random.default_rng(3))
+    leaves = [
+        np.zeros((), np.uint32) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        for x in jax.tree.leaves(state)
+    ]
+    action, *_ = program(*jax.tree.leaves(networks), *leaves, *jax.tree.leaves(row))
+    output, _ = agent.act(networks, state, row)
+    mine, other = (np.bincount(x, minlength=3) / rows for x in (action, np.asarray(output.action)))
+    assert np.abs(mine - other).max() < 4 * 0.5 * (2 / rows) ** 0.5
 
 
 def test_a_client_draws_the_noise_of_a_gaussian() -> None:

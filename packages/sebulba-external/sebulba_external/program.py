@@ -90,8 +90,8 @@ def _erf_inv(x: np.ndarray) -> np.ndarray:
     return np.where(np.abs(x) == 1, np.copysign(np.inf, x), chosen * x).astype(x.dtype)
 
 
-def _erf(x: np.ndarray) -> np.ndarray:
-    return np.vectorize(math.erf, otypes=[x.dtype])(x)
+def _each(function: Callable[[float], float]) -> Operation:
+    return lambda x: np.vectorize(function, otypes=[x.dtype])(x)
 
 
 def _logistic(x: np.ndarray) -> np.ndarray:
@@ -137,7 +137,8 @@ DIRECT: dict[str, Operation] = {
     "shift_right_logical": lambda x, y: (x.view(f"u{x.itemsize}") >> y).view(x.dtype),
     "logistic": _logistic,
     "rsqrt": lambda x: (1 / np.sqrt(x)).astype(x.dtype),
-    "erf": _erf,
+    "erf": _each(math.erf),
+    "erfc": _each(math.erfc),
     "erf_inv": _erf_inv,
     "select_n": _select,
     "clamp": _clamp,

@@ -22,7 +22,7 @@ class DQNConfig(ValueBasedConfig):
     double: bool = True
     """Choose the target's action with the trained network (van Hasselt et al. 2016)."""
     loss: Literal["huber", "squared"] = "huber"
-    """Loss of a temporal difference; huber is linear beyond 1. With atoms it is not used."""
+    """Loss of a temporal difference; huber is linear beyond 1. Atoms and quantiles have others."""
     noisy: bool = False
     """Explore by noise of a learned size in the head's layers (Fortunato et al. 2018, arXiv
     1706.10295), in place of random actions: epsilon is 0."""
@@ -63,6 +63,10 @@ class DQNConfig(ValueBasedConfig):
         if self.atoms or self.quantiles:
             rule = "has no use with atoms or quantiles, which have a loss of their own"
             require(self.loss == "huber", "loss", self.loss, rule, "leave it out")
+        for name in ("most_held_steps", "epsilon_exponent") if self.noisy else ():
+            value, rule = getattr(self, name), "has no use with noisy, without random actions"
+            is_left_out = value == getattr(DQNConfig, name)
+            require(is_left_out, name, value, rule, "leave it out")
         for name in ("value_min", "value_max") if self.atoms is None else ():
             value = getattr(self, name)
             is_left_out = value == getattr(DQNConfig, name)

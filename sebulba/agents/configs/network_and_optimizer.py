@@ -50,7 +50,8 @@ class TorsoConfig:
     """Normalise the inputs of each activation over the units of a layer (Ba et al. 2016)."""
     residual: bool = False
     """Of an MLP: a residual block with layer normalisation for each hidden size, which are then
-    alike (SimBa; Lee et al. 2024, arXiv 2410.09754)."""
+    alike (SimBa; Lee et al. 2024, arXiv 2410.09754). Its activation is relu; activation,
+    initial_kernels and layer_norm do not apply to it."""
     scale_bounded_observations: bool = False
     """Map observation components with finite bounds to [-1, 1]."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -66,7 +67,7 @@ class TorsoConfig:
             f"must be one of {', '.join(TORSOS)}, or module:attribute of a flax module",
             "use auto",
         )
-        for name, plain in (("dtype", "float32"), ("layer_norm", False)):
+        for name, plain in (("dtype", "float32"), ("layer_norm", False), ("residual", False)):
             value = getattr(self, name)
             require(
                 not self.is_own or value == plain,

@@ -35,5 +35,12 @@ class SACConfig(ContinuousControlConfig):
             "target_entropy",
             self.target_entropy,
             "must be a finite number",
-            "use None for minus the number of components",
+            "use None, which suits the space",
         )
+        if self.crossq:
+            rule = "has no use with crossq, which has no target networks"
+            require(self.target == type(self).target, "target", self.target, rule, "leave it out")
+            rule = "cannot be combined with crossq, whose critics normalise batches"
+            for name in ("layer_norm", "residual"):
+                value = getattr(self.torso, name)
+                require(not value, f"torso.{name}", value, rule, "leave one out")

@@ -50,10 +50,10 @@ class BatchRenorm(nn.Module):
             ``AVERAGES``, by which its running moments follow.
         """
         width = x.shape[1]
-        moments = {"mean": jnp.zeros(width), "variance": jnp.ones(width)}
+        moments = {"mean": jnp.zeros(width, jnp.float32), "variance": jnp.ones(width, jnp.float32)}
         averages = self.param(AVERAGES, lambda key: moments)
-        scale = self.param("scale", nn.initializers.ones, (width,))
-        bias = self.param("bias", nn.initializers.zeros, (width,))
+        scale = self.param("scale", nn.initializers.ones, (width,), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (width,), jnp.float32)
         x, running = x.astype(jnp.float32), stop_gradient(averages)
         moments, corrects = running, jnp.bool_(False)
         if updates is not None:

@@ -62,8 +62,8 @@ class NoisyDense(nn.Module):
 
     def _noise(self, shape: tuple[int, ...]) -> jax.Array:
         if not self.has_rng(NOISE):
-            return jnp.zeros(shape)
-        noise = jax.random.normal(self.make_rng(NOISE), shape)
+            return jnp.zeros(shape, jnp.float32)
+        noise = jax.random.normal(self.make_rng(NOISE), shape, jnp.float32)
         return jnp.sign(noise) * jnp.sqrt(jnp.abs(noise))
 
 
