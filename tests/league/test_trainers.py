@@ -76,7 +76,8 @@ class Long(Bandit):
 
 
 def rollout_of(env: Any, agent: Any = PPO, num_envs: int = 16, **options: Any) -> Rollout:
-    return Rollout(env, agent, num_envs=num_envs, steps_per_cycle=8, rounds=4, **ALONE | options)
+    options = ALONE | {"steps_per_cycle": 8, "rounds": 4} | options
+    return Rollout(env, agent, num_envs=num_envs, **options)
 
 
 # Best responses.
@@ -327,6 +328,24 @@ def test_a_population_of_leagues_is_compared_by_its_anchors(tmp_path):
         made = [int(one.made) for one in trainer.rollout.result().state.experience.members]
     assert made == [3, 3]
     assert sebulba.load_policy(tmp_path / "p").acting_networks.keys() == {"seat"}
+
+
+def test_networks_that_were_taken_over_have_the_results_of_the_best_against_anchors_alone():
+    fields = SMALL | {"opponents": 2, "anchors": {"any": "legal-random"}}
+    config = LeaguePopulationConfig({"*": PPO}, size=2, **fields)
+    agent: Any = make_agent(sebulba.env_spec(Turns), config)
+    run = sebulba.RunSpec(32, 1, 8, 1)
+    state = agent.new_state(jax.random.key(0), run)
+    members = [
+        one._replace(results=one.results.at[..., column].set(9.0), fresh=one.fresh + 1)
+        for one, column in zip(state.experience.members, (2, 0), strict=True)
+    ]
+    state = state._replace(experience=state.experience._replace(members=tuple(members)))
+    after = agent._exploited(state, np.random.default_rng(0)).experience
+    lost, won = after.members
+    assert not np.any(lost.results[:6]) and not np.any(lost.fresh)
+    np.testing.assert_array_equal(lost.results[6:], won.results[6:])
+    assert np.all(won.results[..., 0] == 9) and np.all(won.fresh == 1)
 
 
 # Curricula.

@@ -441,10 +441,14 @@ class PopulationAgent(Agent[PopulationConfig | LeaguePopulationConfig]):
     def _taken_over(self, worst: PyTree, best: PyTree) -> PyTree:
         """Return the experience of a member with what lasts of another one's, such as statistics.
 
-        A league keeps its own history and results.
+        A league keeps its own history, of which the new networks have no results yet; those
+        against anchors come with the networks.
         """
         inner: Any = self._inner
         if isinstance(inner, LeagueAgent):
+            results = np.array(best.results)
+            results[: inner.config.history] = 0.0
+            worst = worst._replace(results=results, fresh=np.zeros_like(best.fresh))
             learner = inner.learner.lasting_experience(best.learner)
             copied = jax.tree.map(jnp.copy, learner)
             return worst._replace(learner=inner.learner.with_lasting(worst.learner, copied))
