@@ -375,6 +375,14 @@ WRONG = [
     (lambda: Population(rollout_of(Bandit), members=3), "members is not an option"),
     (lambda: Population(rollout_of(Bandit), vary=("speed",)), r"vary='speed' must be .* no such"),
     (lambda: Population(rollout_of(Bandit), vary=("value_clip",)), r"vary='value_clip' .* has 0.0"),
+    (
+        lambda: Population(rollout_of(Bandit), vary=("initial_std",)),
+        r"vary='initial_std' must be a number with which .* use some of (?!.*initial_std)",
+    ),
+    (
+        lambda: Population(rollout_of(Bandit, DQNConfig()), vary=("final_epsilon",)),
+        "all members act with the same; use some of learning_rate",
+    ),
     (lambda: Population(rollout_of(Turns)).rollout.loop, "zero-sum game say nothing"),
     (lambda: Population(SelfPlay(rollout_of(Turns))).rollout.loop, r"agent.anchors=.* all members"),
     (lambda: Population(rollout_of(Bandit, num_envs=6)).train(), "divisible by 4: 4 members x 1"),

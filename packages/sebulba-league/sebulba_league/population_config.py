@@ -11,6 +11,15 @@ from sebulba.errors import UsageError
 from sebulba.support.checks import check_ranges, check_types, require
 from sebulba_league.config import LeagueConfig
 
+UNVARIED = frozenset(
+    (
+        *("initial_std", "initial_temperature", "value_max"),
+        *("initial_epsilon", "final_epsilon", "epsilon", "epsilon_exponent"),
+        *("noise_scale", "noise_exponent", "noise_correlation"),
+    )
+)
+"""Hyper-parameters with which initial networks are made or Inferencers act, which is once for all
+members."""
 MEMBER = "member"
 """Name of the agent of a population that was given one."""
 
@@ -47,7 +56,9 @@ class PopulationFields:
         check_ranges(self, "agent.", spread=(1, 1000), perturbed_by=(1, 1000))
 
     def check_varied(self, agents: Mapping[str, AgentConfig]) -> None:
-        """Raise UsageError if an agent lacks a hyper-parameter that varies, or it is not positive.
+        """Raise UsageError if a hyper-parameter that varies is one with which no agent learns.
+
+        It must be a positive number, and the same in all agents.
 
         Args:
           agents: By name.
@@ -55,21 +66,19 @@ class PopulationFields:
         for name, (of, agent) in ((n, one) for n in self.vary for one in agents.items()):
             value = getattr(agent, name, None)
             numbers = [n for n, x in positive_numbers(agent)]
-            require(
-                name in numbers,
-                "agent.vary",
-                name,
-                f"must be a positive number of agents[{of!r}], which has "
-                f"{'no such field' if value is None else value}",
-                f"use some of {', '.join(numbers)}",
-            )
+            has = "no such field" if value is None else value
+            rule = f"must be a positive number of agents[{of!r}], which has {has}"
+            if name in UNVARIED:
+                rule = "must be a number with which an agent learns; all members act with the same"
+            use = f"use some of {', '.join(numbers)}"
+            require(name in numbers, "agent.vary", name, rule, use)
 
 
 def positive_numbers(agent: AgentConfig) -> Iterator[tuple[str, float]]:
-    """Yield the hyper-parameters of an agent that are positive floats, and their values."""
+    """Yield the positive floats with which an agent learns, and their values."""
     for field in dataclasses.fields(agent):
         value = getattr(agent, field.name)
-        if isinstance(value, float) and value > 0:
+        if field.name not in UNVARIED and isinstance(value, float) and value > 0:
             yield field.name, value
 
 
