@@ -31,7 +31,7 @@ from sebulba_league.population import PopulationAgent
 
 import sebulba
 from sebulba import UsageError
-from sebulba.agents.configs import DQNConfig, ReplayConfig, make_agent
+from sebulba.agents.configs import DQNConfig, MultiAgentConfig, ReplayConfig, make_agent
 from sebulba.agents.ppo import PPO as PPOAgent
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.configs.presets import PRESETS
@@ -305,8 +305,8 @@ def test_a_population_finds_the_learning_rate_that_learns():
 
 @pytest.mark.slow
 def test_a_population_of_dqn_has_a_replay_each(tmp_path):
-    replay = ReplayConfig(capacity=256, warm_up_env_steps=64)
-    dqn = DQNConfig(torso=PPO.torso, replay=replay, batch_size=8)
+    replay = ReplayConfig(capacity=256, warm_up_env_steps=64, batch_size=8)
+    dqn = DQNConfig(torso=PPO.torso, replay=replay)
     with Population(rollout_of(Bandit, dqn), size=2) as trainer:
         done = trainer.train()
         assert done.metrics["updates"] > 0
@@ -366,6 +366,7 @@ def test_a_curriculum_over_opponents_is_a_matchmaker():
 
 
 TWO = {"first": Bandit, "second": Long}
+TWO_RATES = MultiAgentConfig({"a": PPO, "b": dataclasses.replace(PPO, learning_rate=0.1)})
 WRONG = [
     (lambda: PSRO(rollout_of(Turns)), r"PSRO needs a history; put a SelfPlay between: PSRO\("),
     (lambda: Curriculum(rollout_of(Bandit), gate=1), "Curriculum needs a history"),
@@ -382,6 +383,10 @@ WRONG = [
     (
         lambda: Population(rollout_of(Bandit, DQNConfig()), vary=("final_epsilon",)),
         "all members act with the same; use some of learning_rate",
+    ),
+    (
+        lambda: Population(rollout_of(Leaves, TWO_RATES), vary=("learning_rate",)),
+        r"vary='learning_rate' must be the same .* have \{'a': 0.001, 'b': 0.1\}; give them one",
     ),
     (lambda: Population(rollout_of(Turns)).rollout.loop, "zero-sum game say nothing"),
     (lambda: Population(SelfPlay(rollout_of(Turns))).rollout.loop, r"agent.anchors=.* all members"),
@@ -404,6 +409,11 @@ WRONG = [
         "lets 'first' wait for itself",
     ),
 ]
+
+
+def test_a_population_leaves_values_that_differ_between_agents_alone():
+    config: Any = Population(rollout_of(Leaves, TWO_RATES)).rollout.config
+    assert (config.vary, config.agents["b"].learning_rate) == ((), 0.1)
 
 
 @pytest.mark.parametrize(("make", "words"), WRONG, ids=lambda x: x[:20] if x is str else None)

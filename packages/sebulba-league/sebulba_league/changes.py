@@ -24,7 +24,8 @@ from sebulba_league.population_config import (
 )
 
 VARIED = ("learning_rate", "entropy_coefficient")
-"""Hyper-parameters that a population varies where nothing is said, if they are positive."""
+"""Hyper-parameters that a population varies where nothing is said, if they are positive and all
+agents have the same."""
 SET = "sets:curriculum"
 """Id of the environment that a curriculum over environments makes."""
 
@@ -87,8 +88,8 @@ def with_population(config: AgentConfig, **fields: Any) -> AgentConfig:
         raise UsageError("a population cannot have populations for members; leave out one of them")
     check_fields(PopulationFields, fields)
     agents = config.agents if isinstance(config, MultiAgentConfig) else {MEMBER: config}
-    shared = [{name for name, _ in positive_numbers(agent)} for agent in agents.values()]
-    fields = {"vary": tuple(n for n in VARIED if n in set.intersection(*shared)), **fields}
+    shared = dict(set.intersection(*(set(positive_numbers(agent)) for agent in agents.values())))
+    fields = {"vary": tuple(name for name in VARIED if name in shared), **fields}
     kind = LeaguePopulationConfig if isinstance(config, LeagueConfig) else PopulationConfig
     own = vars(config) if isinstance(config, MultiAgentConfig) else {"agents": agents}
     return kind(**own, **fields)

@@ -72,6 +72,11 @@ class PopulationFields:
                 rule = "must be a number with which an agent learns; all members act with the same"
             use = f"use some of {', '.join(numbers)}"
             require(name in numbers, "agent.vary", name, rule, use)
+        for name in self.vary:
+            values = {of: getattr(agent, name, None) for of, agent in agents.items()}
+            same = len(set(map(repr, values.values()))) == 1
+            rule = f"must be the same in all agents at first, and they have {values}"
+            require(same, "agent.vary", name, rule, "give them one value, or vary other ones")
 
 
 def positive_numbers(agent: AgentConfig) -> Iterator[tuple[str, float]]:
