@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import jax
@@ -31,7 +31,7 @@ from sebulba_league.population import PopulationAgent
 
 import sebulba
 from sebulba import UsageError
-from sebulba.agents.configs import DQNConfig, MultiAgentConfig, ReplayConfig, make_agent
+from sebulba.agents.configs import DQNConfig, MultiAgentConfig, PPOConfig, ReplayConfig, make_agent
 from sebulba.agents.ppo import PPO as PPOAgent
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.configs.presets import PRESETS
@@ -459,6 +459,35 @@ def test_trainers_that_are_unknown_or_not_named_are_refused(installed):
     ):
         with pytest.raises(UsageError, match=said):
             parse("kuhn", words)
+
+
+class Unnamed(PPOAgent):
+    """An agent whose hyper-parameters name another one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedConfig(PPOConfig):
+    agent_class: ClassVar[str] = "tests.league.test_trainers:Named"
+
+
+class Named(PPOAgent):
+    """An agent that its hyper-parameters name."""
+
+    def __init__(self, spec: Any, config: NamedConfig) -> None:
+        super().__init__(spec, config)
+
+
+def test_an_agent_of_ones_own_is_inside_a_trainer_if_its_hyper_parameters_name_it(installed):
+    here = "tests.league.test_trainers"
+    config = parse("cartpole", ["--agent", f"{here}:Named", "--trainer", "population"])
+    spec = sebulba.env_spec("CartPole-v1")
+    assert config.agent_class is None
+    assert isinstance(make_agent(spec, config.agent).player, Named)
+    envs = ["--env.options", "envs", "{'a': 'm:A'}"]
+    words = ["--agent", f"{here}:Unnamed", "--trainer"]
+    assert parse("ppo", [*words, "curriculum", *envs]).agent_class == f"{here}:Unnamed"
+    with pytest.raises(UsageError, match="Unnamed' cannot be inside the trainer 'population'"):
+        parse("cartpole", [*words, "population"])
 
 
 @pytest.mark.slow
