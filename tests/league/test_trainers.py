@@ -218,6 +218,24 @@ def test_the_worst_take_over_from_the_best_and_the_best_is_the_policy():
     assert after.experience.returns.tolist() == [3, 9, 9, 5]
 
 
+def test_a_population_with_the_networks_of_another_one_has_one_set_of_hyper_parameters():
+    """``--from`` keeps the experience's numbers, and the optimizer state has new ones."""
+    agent = population_of(size=2)
+    with sebulba.GymnasiumLoop(Bandit, agent, 16, **ALONE, seed=1) as loop:
+        state = loop.new_state(0, 8)
+        first = jax.device_get(state.opt.varied)
+        other = {name: 0.5 * values for name, values in state.experience.varied.items()}
+        known = {"returns": np.float32([0, 9]), "episodes": np.full(2, 9, np.float32)}
+        experience = state.experience._replace(varied=other, **known)
+        state = state._replace(experience=experience)
+        exploited = jax.device_get(agent._exploited(state, np.random.default_rng(0)))
+        state = loop.run(state, 2, 8).state
+    assert leaves_equal(jax.device_get(state.experience.varied), first)
+    for name, values in exploited.experience.varied.items():
+        assert values[1] == first[name][1]
+        assert float(values[0] / values[1]) in (pytest.approx(1.2), pytest.approx(1 / 1.2))
+
+
 def test_a_member_without_an_episode_is_neither_best_nor_replaced():
     agent = population_of()
     experience = jax.eval_shape(

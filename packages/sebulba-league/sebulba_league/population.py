@@ -342,7 +342,9 @@ class PopulationAgent(Agent[PopulationConfig | LeaguePopulationConfig]):
         for name, values in of_each.items():
             means |= {f"{name}/{number}": values[number] for number in range(self._size)}
         means["best_member"] = jnp.argmax(fitness).astype(jnp.float32)
-        return total, (experience._replace(members=tuple(members)), means)
+        # A run that begins with the networks of another one has the values of that one here.
+        after = experience._replace(members=tuple(members), varied=opt.varied)
+        return total, (after, means)
 
     def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
         done = [
@@ -418,7 +420,7 @@ class PopulationAgent(Agent[PopulationConfig | LeaguePopulationConfig]):
         networks, opt, members = (
             [*x] for x in (state.networks, state.opt.members, experience.members)
         )
-        varied = {name: np.array(x) for name, x in experience.varied.items()}
+        varied = {name: np.array(x) for name, x in state.opt.varied.items()}
         returns, episodes = np.array(experience.returns), np.array(experience.episodes)
         for worst in order[:count]:
             best = int(rng.choice(order[-count:]))
