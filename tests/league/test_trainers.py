@@ -142,6 +142,14 @@ def test_best_responses_begin_anew_after_each_snapshot_and_play_no_mirrors():
         assert not any(np.any(x) for x in jax.tree.leaves(state.opt))
 
 
+def test_a_league_adds_anchors_to_those_of_its_self_play():
+    inner = SelfPlay(rollout_of(Turns), **SMALL, anchors={"any": "legal-random"})
+    config: Any = League(inner, "main").rollout.config
+    assert config.anchors == {"any": "legal-random"}
+    config = League(inner, "main", {"own": "m:own"}).rollout.config
+    assert list(config.anchors) == ["any", "own"]
+
+
 # Populations.
 
 

@@ -218,13 +218,17 @@ class League(_Nested):
         Args:
           inner: A ``SelfPlay``.
           matchmaker: As in ``LeagueConfig``.
-          anchors: As in ``LeagueConfig``.
+          anchors: As in ``LeagueConfig``, added to those of ``inner``.
 
         Raises:
           UsageError: ``inner`` has no history.
         """
-        fields: dict[str, Any] = {"matchmaker": matchmaker, "anchors": dict(anchors or {})}
-        super().__init__(inner, lambda config: with_league(config, **fields))
+
+        def change(config: AgentConfig) -> LeagueConfig:
+            all_of_them = {**getattr(config, "anchors", {}), **(anchors or {})}
+            return with_league(config, matchmaker=matchmaker, anchors=all_of_them)
+
+        super().__init__(inner, change)
 
 
 class PSRO(_Nested):
