@@ -408,8 +408,9 @@ class PopulationAgent(Agent[PopulationConfig | LeaguePopulationConfig]):
     def _exploited(self, state: AgentState, rng: np.random.Generator) -> AgentState:
         """Return the state in which the worst members took over from some of the best.
 
-        Jaderberg et al. 2017, section 4: truncation selection, and a factor of 1.2 or 0.8. Members
-        without an episode are neither.
+        Jaderberg et al. 2017, section 4: truncation selection; a factor is ``perturbed_by`` or its
+        inverse, where theirs is 1.2 or 0.8. Members without an episode are neither, but in leagues
+        they have a fitness of 0.5.
         """
         experience: PopulationExperience = state.experience
         fitness = np.asarray(self._fitness(experience))

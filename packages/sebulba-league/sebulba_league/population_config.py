@@ -32,7 +32,8 @@ class PopulationFields:
     """Members, each of which has an equal part of the environments."""
     vary: tuple[str, ...] = ("learning_rate",)
     """Hyper-parameters that differ between members and change while they train: positive numbers
-    with which an agent learns, such as learning_rate, entropy_coefficient and discount."""
+    with which an agent learns, such as learning_rate, entropy_coefficient and discount, not those
+    with which it acts or begins."""
     spread: float = 3.0
     """Members begin with hyper-parameters from 1 / spread to spread times the given ones, evenly
     spaced by their logarithms."""
