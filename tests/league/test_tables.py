@@ -35,6 +35,11 @@ def test_ratings_are_those_that_made_the_results():
     ratings, margins = elo(results)
     np.testing.assert_allclose(ratings, strength, atol=2)
     assert (margins > 5).all() and (margins < 30).all()
+    information = -results[..., WON] * (1 - expected) * 2
+    np.fill_diagonal(information, 0.0)
+    np.fill_diagonal(information, -information.sum(axis=1))
+    errors = np.sqrt(np.diag(np.linalg.pinv(information)))
+    np.testing.assert_allclose(margins, 1.96 * 400 / np.log(10) * errors, rtol=0.01)
     few, wide = elo(results / 100)
     assert (wide > 5 * margins).all() and np.isfinite(few).all()
 

@@ -38,12 +38,14 @@ def elo(results: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         gradient = (wins - games * expected).sum(axis=1)
         information = -games * expected * (1 - expected)
         information -= np.diag(information.sum(axis=1))
-        step = np.linalg.pinv(information) @ gradient
+        # Ratings have no origin: what is added gives them the mean 0, and changes nothing else.
+        step = np.linalg.solve(information + 1 / size, gradient)
         strength = strength + np.clip(step, -2, 2)
         strength -= strength.mean()
         if np.abs(step).max() < 1e-9:
             break
-    errors = np.sqrt(np.maximum(np.diag(np.linalg.pinv(information)), 0.0))
+    variances = np.diag(np.linalg.inv(information + 1 / size)) - 1 / size
+    errors = np.sqrt(np.maximum(variances, 0.0))
     return POINTS_A_FACTOR * strength, POINTS_A_FACTOR * CONFIDENCE_95 * errors
 
 
