@@ -57,6 +57,19 @@ def test_a_model_arrives_after_its_bytes_have(env):
     assert env.versions.tolist() == [[4], [4]]  # an episode begins with the newest
 
 
+def test_an_agent_without_a_model_acts_with_the_newest():
+    env = sebulba.make_env_factory("ns3:program", **OPTIONS, agents=2, with_model=1)(1, [1])
+    env.publish(1, 125_000)
+    (group,) = env.reset().obs
+    seen = []
+    for _ in range(40):
+        env.step({group: np.zeros((1, 2), np.int32)})
+        env.publish(2, 125_000)
+        seen.append(env.versions.tolist())
+    env.close()
+    assert all(one == [[1, 2]] for one in seen[:6]) and seen[-1] == [[2, 2]]
+
+
 def trained(folder, *num_cycles, resume=False, kill=None, agents=1, num_envs=2):
     """Train REINFORCE in lockstep; return state, last metrics and notes of the resumption.
 

@@ -52,7 +52,7 @@ class Cases : public Network {
                      .spaces = {.observation = {{}, {}}, .num_choices = 3},
                      .own_actions = static_cast<int>(parameter("own_actions", 0)),
                      .age = parameter("age", 0) == 1,
-                     .model = kind_ == "models"});
+                     .model = kind_ == "models" && i < parameter("with_model", count)});
     return all;
   }
 
@@ -91,7 +91,8 @@ class Cases : public Network {
     if (kind_ == "text") connect(parameter("connections", "source_0>reader_0 udp"));
     if (kind_ == "models") {
       auto& server = add<ModelServer>("server", nodes.Get(0));
-      for (auto* reader : readers_) connect(server, *reader, tcp());
+      for (size_t i = 0; i < readers_.size(); ++i)
+        if (agents()[i].model) connect(server, *readers_[i], tcp());
     }
     if (const double seconds = parameter("end_s", 0)) Simulator::Schedule(Seconds(seconds), [this] { end(false); });
     const bool forward = parameter("forward", 0) == 1;

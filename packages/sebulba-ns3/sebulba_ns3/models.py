@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Models that travel: each agent acts with the newest networks that have arrived at its node.
 
-A program whose agents have a ``model`` (``AgentSpec``) tells with each row which version that is.
+A program whose agents have a ``model`` (``AgentSpec``) tells with each row which version that is;
+agents without one act with the newest.
 The newest networks are published at the beginning of each cycle.
 """
 
@@ -55,7 +56,8 @@ class ModelsAdapter(ProgramAdapter):
 
     def _begin_with_newest(self) -> None:
         self.base = np.where(self._is_first, self.published[0], self.base)
-        self.versions = np.where(self._arrived > 0, self._arrived, self.base[:, None])
+        arrived = np.where(self._arrived < 0, self.published[0], self._arrived)
+        self.versions = np.where(arrived > 0, arrived, self.base[:, None])
 
     def note(self, num_clipped: int) -> None:
         """Take note of the versions with which all rows acted."""

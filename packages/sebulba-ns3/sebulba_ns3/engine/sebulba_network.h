@@ -594,8 +594,9 @@ class Network : public Scenario {
     published_ = version, model_bytes_ = bytes;
   }
   double version_of(size_t i) final {
+    if (!specs_[i].model) return -1;
     const auto& ask = agents_[i]->last_;
-    return ask == nullptr || !specs_[i].model ? 0 : ask->version;
+    return ask == nullptr ? 0 : ask->version;
   }
 
   Numbers observe() final { return {}; }

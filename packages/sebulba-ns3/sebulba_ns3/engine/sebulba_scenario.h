@@ -98,7 +98,8 @@ class Scenario {
   virtual void act_of(size_t, const std::vector<double>& action) { act(action); }
   // The version of the newest model that the trainer has, and its size; before each step.
   virtual void publish(double, double) {}
-  // The version that has arrived at an agent; 0 for the one with which the episode began.
+  // The version that has arrived at an agent; 0 for the one with which the episode began, -1 for
+  // the newest of the trainer.
   virtual double version_of(size_t) { return 0; }
 
   void give(const networks::Json& parameters) { parameters_ = &parameters; }
