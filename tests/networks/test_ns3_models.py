@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -120,6 +121,24 @@ def test_lockstep_is_bit_identical_and_resumes_with_models_on_their_way(tmp_path
     shutil.copytree(first, tmp_path / "cut" / first.name)
     resumed, _, notes = trained(tmp_path / "cut", 5, resume=True, agents=agents)
     assert not notes and leaves_equal(resumed, never)
+
+
+def test_a_second_run_with_a_new_state_acts_with_its_own_networks():
+    from sebulba_ns3.models import NUM_KEPT
+
+    make = sebulba.make_env_factory("ns3:program", **OPTIONS)
+    agent = SimplePolicyGradient(sebulba.env_spec(make), SimplePolicyGradientConfig())
+    places = {"inference_devices": [0], "update_devices": [0], "num_inferencers_per_device": 1}
+    with sebulba.GymnasiumLoop(make, agent, num_envs=1, schedule="lockstep", **places) as loop:
+        loop.run(loop.new_state(0, steps_per_cycle=4), num_cycles=3, steps_per_cycle=4)
+        state = loop.new_state(1, steps_per_cycle=4)
+        given = jax.tree.leaves(host_copy(agent.staged(state.networks, state.experience)))
+        loop.run(state, num_cycles=1, steps_per_cycle=4)
+        (inferencer,) = loop._session.inferencers
+        cycle = inferencer.run_cycle
+    assert cycle._versions.tolist() == [1] * NUM_KEPT
+    for kept, one in zip(cycle._ring, given, strict=True):
+        np.testing.assert_array_equal(kept, np.stack([one] * NUM_KEPT))
 
 
 def test_a_policy_that_was_trained_with_models_is_played(tmp_path):

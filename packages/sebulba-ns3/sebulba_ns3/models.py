@@ -173,6 +173,10 @@ class ModelsCycle(SteppedCycle):
     def use(self, programs: CyclePrograms) -> None:
         super().use(_ActsByVersion(programs, self))  # type: ignore[arg-type]
 
+    def reset(self) -> None:
+        self._ring = []  # of an earlier state, whose versions are counted anew
+        super().reset()
+
     def run(
         self, networks: PyTree, step_state: PyTree, stop: threading.Event
     ) -> tuple[Item | None, PyTree]:
