@@ -63,6 +63,12 @@ def test_every_channel_carries_messages(make, link, via):
     assert moved == played(make(**moving), 61)
 
 
+def test_lte_carries_messages_of_nodes_that_had_a_link(make):
+    options = {"link": "lte", "interface": 2, "start_ms": 500, "silent_s": 1, "loss": 0}
+    rows = played(make(**options), 20)
+    assert [row[0][1] for row in rows] == list(range(21)) and rows[-1][0][0] > 5.1
+
+
 def test_connections_are_made_as_a_text_says(make):
     rows = played(make(case="text"), 2)
     assert rows[1][0][0] == pytest.approx(5.0432, abs=1e-6)

@@ -58,6 +58,8 @@ class Cases : public Network {
 
   void build() override {
     NodeContainer nodes(2);
+    const auto interface = static_cast<uint32_t>(parameter("interface", 1));
+    for (uint32_t i = 1; i < interface; ++i) link_nodes(*this, nodes, {});
     const auto devices = link_nodes(*this, nodes, {.kind = parameter("link", "point-to-point")});
     if (const double loss = parameter("loss", 0)) {
       const auto errors = CreateObject<RateErrorModel>();
@@ -85,7 +87,7 @@ class Cases : public Network {
       readers_.push_back(&reader);
       auto& source = add<Source>("source_" + std::to_string(i), nodes.Get(0), first, period, count, ballast);
       if (kind_ == "nobody" || kind_ == "text") continue;
-      auto& made = connect(source, reader, via == "tcp" ? tcp() : via == "direct" ? direct(MilliSeconds(7)) : udp());
+      auto& made = connect(source, reader, via == "tcp" ? tcp(interface) : via == "direct" ? direct(MilliSeconds(7)) : udp(interface));
       if (kind_ == "reconnect") reconnect(made, source, reader);
     }
     if (kind_ == "text") connect(parameter("connections", "source_0>reader_0 udp"));

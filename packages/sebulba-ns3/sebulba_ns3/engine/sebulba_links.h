@@ -68,17 +68,21 @@ inline ns3::NetDeviceContainer lte(Network& network, const ns3::NodeContainer& n
   ns3::NodeContainer mast(1), phones;
   for (uint32_t i = 1; i < nodes.GetN(); ++i) phones.Add(nodes.Get(i));
   place(ns3::NodeContainer(mast, phones), link.apart_m);
-  ns3::Ipv4AddressHelper("1.0.0.0", "255.0.0.0")
-      .Assign(wired({core->GetPgwNode(), nodes.Get(0)}, {.mbps = link.mbps, .delay_ms = link.delay_ms}));
+  const auto cable = wired({core->GetPgwNode(), nodes.Get(0)}, {.mbps = link.mbps, .delay_ms = link.delay_ms});
+  ns3::Ipv4AddressHelper("1.0.0.0", "255.0.0.0").Assign(cable);
   ns3::Ipv4StaticRoutingHelper routes;
-  routes.GetStaticRouting(nodes.Get(0)->GetObject<ns3::Ipv4>())
-      ->AddNetworkRouteTo("7.0.0.0", "255.0.0.0", 1);
+  const auto server = nodes.Get(0)->GetObject<ns3::Ipv4>();
+  routes.GetStaticRouting(server)->AddNetworkRouteTo(
+      "7.0.0.0", "255.0.0.0", static_cast<uint32_t>(server->GetInterfaceForDevice(cable.Get(1))));
   const auto station = lte->InstallEnbDevice(mast), radios = lte->InstallUeDevice(phones);
   core->AssignUeIpv4Address(radios);
   lte->Attach(radios, station.Get(0));
-  for (uint32_t i = 0; i < phones.GetN(); ++i)
-    routes.GetStaticRouting(phones.Get(i)->GetObject<ns3::Ipv4>())
-        ->SetDefaultRoute(core->GetUeDefaultGatewayAddress(), 1);
+  for (uint32_t i = 0; i < phones.GetN(); ++i) {
+    const auto phone = phones.Get(i)->GetObject<ns3::Ipv4>();
+    const int32_t radio = phone->GetInterfaceForDevice(radios.Get(i));
+    routes.GetStaticRouting(phone)->SetDefaultRoute(core->GetUeDefaultGatewayAddress(),
+                                                    static_cast<uint32_t>(radio));
+  }
   return radios;
 }
 
