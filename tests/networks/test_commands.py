@@ -138,6 +138,7 @@ def test_flows_with_one_policy_share_a_link(run, request, capsys):
         (["play", "RUN", "--seed", str(2**31)], "32-bit"),
         (["play", "RUN", "--out", "nowhere"], "is not a folder; create it"),
         (["play", "RUN", "--best"], "has no best policy"),
+        (["messages", "RUN", "--best"], "has no best policy"),
         (["deploy", "RUN", "--steps", "0"], "steps=0 must be"),
         (["dance", "RUN"], "invalid choice: 'dance'"),
         ([], "COMMAND"),

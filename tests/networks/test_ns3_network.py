@@ -10,7 +10,10 @@ import pytest
 from gymnasium.spaces import Box
 
 import sebulba
+from sebulba.agents.configs import SimplePolicyGradientConfig
+from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
 from sebulba.commands import cli
+from sebulba.configs.experiment import EnvConfig
 from sebulba.errors import EnvError, UsageError
 from sebulba.types import MultiAgentSpec
 from tests.networks.test_ns3 import needs_ns3
@@ -216,6 +219,21 @@ def test_wrong_programs_are_told(make):
         make(case="nobody", agents=2)
     with pytest.raises(UsageError, match="needs the option source"):
         sebulba.make_env_factory("ns3:program")
+
+
+def test_a_program_without_messages_is_told():
+    from sebulba_ns3 import messages
+
+    options = {"source": str(PROGRAM.with_name("ns3_scenario.cc"))}
+    make = sebulba.make_env_factory("ns3:program", **options, max_episode_steps=3)
+    agent = SimplePolicyGradient(sebulba.env_spec(make), SimplePolicyGradientConfig())
+    places = {"inference_devices": [0], "update_devices": [0], "num_inferencers_per_device": 1}
+    with sebulba.GymnasiumLoop(make, agent, num_envs=1, **places) as loop:
+        state = loop.new_state(0, steps_per_cycle=4)
+    policy = sebulba.Policy(agent, agent.acting_networks(state.networks, state.experience))
+    env = EnvConfig("ns3:program", options=options, max_episode_steps=3)
+    with pytest.raises(UsageError, match=r"scenario.cc has no messages .* sebulba::Network"):
+        messages.play(env, policy, 0)
 
 
 def test_the_example_is_trained_by_the_command(tmp_path, capsys):

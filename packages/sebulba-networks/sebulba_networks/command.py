@@ -156,11 +156,7 @@ def _read(arguments: argparse.Namespace) -> _Learned:
     )
     options = read_options(own, env.id)
     assert isinstance(options, CongestionControlOptions)
-    if arguments.best and not folder.best_policy.exists():
-        raise UsageError(
-            f"{folder.path} has no best policy, which is kept where a run evaluates as it trains; "
-            "train with --eval-every-env-steps, or leave --best out"
-        )
+    saved = _saved(folder, arguments)
     from sebulba.loops.devices import local_devices
     from sebulba.policies.policy import load_policy
     from sebulba.runs.jax_setup import configure_jax
@@ -168,11 +164,20 @@ def _read(arguments: argparse.Namespace) -> _Learned:
 
     configure_jax(arguments.platform)
     local_devices()  # says in words what is wrong with the platform
-    saved = folder.best_policy if arguments.best else folder.policy
     if env.id == SHARED_BOTTLENECK:
         saved = saved / FLOW
     policy = load_policy(saved, seed=arguments.seed, trust=arguments.trust)
     return _Learned(options, policy, f"{record.get('preset')}, {folder.path.name}")
+
+
+def _saved(folder: RunFolder, arguments: argparse.Namespace) -> Path:
+    """Return where the policy that was asked for lies; UsageError if there is no best one."""
+    if arguments.best and not folder.best_policy.exists():
+        raise UsageError(
+            f"{folder.path} has no best policy, which is kept where a run evaluates as it trains; "
+            "train with --eval-every-env-steps, or leave --best out"
+        )
+    return folder.best_policy if arguments.best else folder.policy
 
 
 def _messages(arguments: argparse.Namespace) -> None:
@@ -181,6 +186,7 @@ def _messages(arguments: argparse.Namespace) -> None:
     folder = RunFolder(Path(arguments.run))
     record = folder.record()
     env = folder.read_env_config(folder.trust(arguments.trust, record), record)
+    saved = _saved(folder, arguments)
     configure_jax(arguments.platform)
     from sebulba.policies.policy import load_policy
 
@@ -188,7 +194,6 @@ def _messages(arguments: argparse.Namespace) -> None:
         raise UsageError("sebulba-ns3 is not installed; see its README.md")
     from sebulba_ns3 import messages
 
-    saved = folder.best_policy if arguments.best else folder.policy
     policy = load_policy(saved, seed=arguments.seed, trust=arguments.trust)
     report = messages.play(env, policy, arguments.seed)
     files = Path(arguments.out or arguments.run)

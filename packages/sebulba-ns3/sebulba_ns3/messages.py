@@ -29,7 +29,7 @@ def play(env: EnvConfig, policy: Policy, seed: int) -> dict[str, Any]:
       ``waiting`` and the ``waits`` in seconds; ``nodes``, the node of each application.
 
     Raises:
-      UsageError: The environment is not an ns-3 program.
+      UsageError: The environment is not an ns-3 program, or one whose messages are not known.
     """
     if env.id != NAME:
         raise UsageError(f"the run was trained on {env.id}; give a run on {NAME}")
@@ -41,6 +41,11 @@ def play(env: EnvConfig, policy: Policy, seed: int) -> dict[str, Any]:
         return adapter
 
     evaluate(policy, factory, num_episodes=1, num_envs=1, seed=seed)
+    if "connections" not in reports[0]:
+        raise UsageError(
+            f"{env.options.get('source')} has no messages to draw; give a run on a program that "
+            "derives from sebulba::Network"
+        )
     return reports[0]
 
 
