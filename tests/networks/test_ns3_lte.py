@@ -132,10 +132,10 @@ def test_powers_of_four_cells_are_set_from_a_center_or_in_each_cell(deployment):
         earned[power] = np.mean([jax.tree.leaves(row.reward)[0].mean() for row in rows[3:]])
     assert 15 <= len(rows) <= 22 and rows[-1].episode_end[0]
     assert earned[-1] != earned[0.5] and all(one["mbps"] > 0.1 for one in told)
-    # In 1 s, four cells report three numbers each 50 ms, 19 or 20 times (the last is at the end), and
-    # the center sends each one number 19 times, after 75 ms and each 50 ms on: 16 + 8 bytes a number.
-    # Models are four messages of 12,500 bytes, a header and a number.
-    center = 19 * 4 * (40 + 24), 20 * 4 * (40 + 24)
+    # In 1 s, four cells report three numbers each 50 ms, 19 or 20 times: the last is at the end.
+    # The center sends each one number 19 times, after 75 ms and each 50 ms on. A message has 16
+    # bytes and 8 for each number. Models are four messages of 12,500 bytes and a number.
+    center = 19 * 4 * (40 + 24), 4 * (20 * 40 + 19 * 24)
     models = (4 * (16 + 8 + 12_500),) * 2
     least, most = {"center": center, "cells": (0, 0), "models": models}[deployment]
     assert least <= told[0]["bytes"] <= most
