@@ -163,7 +163,7 @@ class Connection {
     is_open_ = is_draining_ = true, is_connected_ = std::exchange(other.is_connected_, false);
     std::swap(listener_, other.listener_), std::swap(sender_, other.sender_);
     std::swap(accepted_, other.accepted_);
-    unsent_.swap(other.unsent_), unread_.swap(other.unread_);
+    std::swap(num_flushed_, other.num_flushed_), unsent_.swap(other.unsent_), unread_.swap(other.unread_);
     listen();
   }
 
@@ -182,7 +182,7 @@ class Connection {
       socket->Close();
     }
     listener_ = sender_ = accepted_ = nullptr;
-    unsent_.clear(), unread_.clear();
+    num_flushed_ = 0, unsent_.clear(), unread_.clear();
   }
 
   // The header: 16 bits of the count of numbers, 48 of the time of birth in ns, 32 each of the
@@ -226,12 +226,14 @@ class Connection {
   }
   void connected(ns3::Ptr<ns3::Socket> socket) { is_connected_ = true, flush(socket, 0); }
   void flush(ns3::Ptr<ns3::Socket> socket, uint32_t) {
-    while (is_connected_ && !unsent_.empty()) {
-      const size_t room = std::min<size_t>(socket->GetTxAvailable(), unsent_.size());
+    while (is_connected_ && num_flushed_ < unsent_.size()) {
+      const size_t room = std::min<size_t>(socket->GetTxAvailable(), unsent_.size() - num_flushed_);
       if (room == 0) return;
-      const int taken = socket->Send(packet_of(unsent_.substr(0, room)));
+      const int taken = socket->Send(packet_of(unsent_.substr(num_flushed_, room)));
       if (taken <= 0) return;
-      unsent_.erase(0, static_cast<size_t>(taken));
+      num_flushed_ += static_cast<size_t>(taken);
+      // Only by halves: to erase a little of a large model at each acknowledgement copies the rest.
+      if (2 * num_flushed_ >= unsent_.size()) unsent_.erase(0, std::exchange(num_flushed_, 0));
     }
   }
   void accept(ns3::Ptr<ns3::Socket> socket, const ns3::Address&) {
@@ -276,6 +278,7 @@ class Connection {
   uint32_t num_arriving_ = 0;  // messages on their way, or lost
   ns3::Ptr<ns3::Socket> listener_, sender_, accepted_;
   std::string unsent_, unread_;
+  size_t num_flushed_ = 0;  // bytes of unsent_ that the socket has taken
   std::shared_ptr<int> alive_ = std::make_shared<int>();
 };
 
