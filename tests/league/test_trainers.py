@@ -31,7 +31,14 @@ from sebulba_league.population import PopulationAgent
 
 import sebulba
 from sebulba import UsageError
-from sebulba.agents.configs import DQNConfig, MultiAgentConfig, PPOConfig, ReplayConfig, make_agent
+from sebulba.agents.configs import (
+    DQNConfig,
+    ImpalaConfig,
+    MultiAgentConfig,
+    PPOConfig,
+    ReplayConfig,
+    make_agent,
+)
 from sebulba.agents.ppo import PPO as PPOAgent
 from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.configs.presets import PRESETS
@@ -404,11 +411,15 @@ WRONG = [
     (lambda: Population(rollout_of(Bandit), vary=("value_clip",)), r"vary='value_clip' .* has 0.0"),
     (
         lambda: Population(rollout_of(Bandit), vary=("initial_std",)),
-        r"vary='initial_std' must be a number with which .* use some of (?!.*initial_std)",
+        r"vary='initial_std' cannot differ between members; use some of (?!.*initial_std)",
+    ),
+    (
+        lambda: Population(rollout_of(Bandit, ImpalaConfig()), vary=("max_rho",)),
+        "vary='max_rho' cannot differ",
     ),
     (
         lambda: Population(rollout_of(Bandit, DQNConfig()), vary=("final_epsilon",)),
-        "all members act with the same; use some of learning_rate",
+        "cannot differ between members; use some of learning_rate",
     ),
     (
         lambda: Population(rollout_of(Leaves, TWO_RATES), vary=("learning_rate",)),

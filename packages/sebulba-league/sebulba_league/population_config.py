@@ -16,10 +16,11 @@ UNVARIED = frozenset(
         *("initial_std", "initial_temperature", "value_max"),
         *("initial_epsilon", "final_epsilon", "epsilon", "epsilon_exponent"),
         *("noise_scale", "noise_exponent", "noise_correlation"),
+        *("max_rho", "max_c", "max_policy_rho"),
     )
 )
 """Hyper-parameters with which initial networks are made or Inferencers act, which is once for all
-members."""
+members; and the clips of V-trace, which are no arrays."""
 MEMBER = "member"
 """Name of the agent of a population that was given one."""
 
@@ -70,7 +71,7 @@ class PopulationFields:
             has = "no such field" if value is None else value
             rule = f"must be a positive number of agents[{of!r}], which has {has}"
             if name in UNVARIED:
-                rule = "must be a number with which an agent learns; all members act with the same"
+                rule = "cannot differ between members"
             use = f"use some of {', '.join(numbers)}"
             require(name in numbers, "agent.vary", name, rule, use)
         for name in self.vary:
