@@ -211,6 +211,9 @@ class Listener:
         asked[[client.seat for client in asking]] = True
         answer = self._desk.answer(asked)
         self._watcher.answered(asked, answer)
+        # Before the answers leave: whoever has one finds it counted.
+        self.counts["asked"] += len(asking)
+        self.counts["batches"] += 1
         dtype = answer.action.dtype.newbyteorder("<")
         for client in asking:
             data = answer.action[client.seat].astype(dtype).tobytes()
@@ -220,8 +223,6 @@ class Listener:
                 self._send(selector, client, frame)
             except OSError as error:
                 self._drop(selector, client, error)
-        self.counts["asked"] += len(asking)
-        self.counts["batches"] += 1
 
     def _send(self, selector: selectors.BaseSelector, client: _Connection, frame: bytes) -> None:
         """Send what the client takes now; the rest when it takes more."""
