@@ -21,6 +21,8 @@ def shuffled(key: jax.Array, num_rows: int) -> jax.Array:
       num_rows: At least 1, at most 2^31.
     """
     numbers = jnp.arange(num_rows, dtype=jnp.uint32)
+    if num_rows == 1:  # XLA of JAX 0.12 fails to compile what follows
+        return numbers.astype(jnp.int32)
     for sums, salt in jax.random.bits(key, (ROUNDS, 2), jnp.uint32):
         partner = sums % num_rows + num_rows - numbers
         partner = jnp.where(partner >= num_rows, partner - num_rows, partner)
