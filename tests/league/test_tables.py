@@ -116,7 +116,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("league") / "kuhn"
     config = PRESETS["kuhn-league"].make()
     agent = dataclasses.replace(
-        config.agent, anchors={"random": "legal-random"}, mirrors=1, snapshot_every=8192
+        config.agent, anchors={"random": "legal-random"}, mirrors=2, snapshot_every=8192
     )
     small = {"total_env_steps": 32768, "run_dir": str(folder), "eval_every_env_steps": 32768}
     small |= {"inference_devices": (0,), "update_devices": (0,), "anneal_learning_rate": False}
