@@ -134,18 +134,29 @@ def test_quantiles_settle_where_their_shares_of_a_distribution_are() -> None:
     np.testing.assert_allclose(theta, [5.0, 15.0, 25.0, 35.0], atol=1.5)
 
 
+class Drawn:
+    """DQN after three cycles, and the loss of what it draws then."""
+
+    def __init__(self, config: DQNConfig) -> None:
+        agent: Any = DQN(SPEC, config)
+        driver = Driver(agent)
+        for cycle in range(3):
+            driver.cycle(cycle % 2)
+        self.networks, self.opt, experience, _ = driver.state
+        key = jax.random.key(3)
+        draw, self.weight = with_axis(lambda x: agent.draw(x, key), experience)
+        self.loss, (after, self.metrics) = with_axis(
+            lambda x: agent.loss(self.networks, self.opt, x, key), experience
+        )
+        self.batch = with_axis(lambda x: agent.replay.gathered(x, draw, 0.99), experience)
+        self.priority = after.weight[draw.inferencer, draw.row, draw.env]
+        self.values_and_logits = jax.jit(agent._values_and_logits)
+
+
 @pytest.mark.slow
 def test_the_loss_of_a_batch_of_quantiles_is_that_of_the_paper() -> None:
-    agent: Any = DQN(SPEC, QUANTILES)
-    driver = Driver(agent)
-    for cycle in range(3):
-        driver.cycle(cycle % 2)
-    networks, opt, experience, _ = driver.state
-    key = jax.random.key(3)
-    draw, weight = with_axis(lambda x: agent.draw(x, key), experience)
-    loss, (after, _) = with_axis(lambda x: agent.loss(networks, opt, x, key), experience)
-    batch = with_axis(lambda x: agent.replay.gathered(x, draw, 0.99), experience)
-    of = jax.jit(agent._values_and_logits)
+    drawn = Drawn(QUANTILES)
+    networks, opt, batch, of = drawn.networks, drawn.opt, drawn.batch, drawn.values_and_logits
     best = np.argmax(of(networks, batch.next_obs)[0], axis=1)
     target, (values, theta) = of(opt.target, batch.next_obs)[1], of(networks, batch.obs)
     np.testing.assert_allclose(values, np.mean(theta, axis=-1), atol=1e-5)
@@ -155,9 +166,8 @@ def test_the_loss_of_a_batch_of_quantiles_is_that_of_the_paper() -> None:
         following = np.asarray(target[i, best[i]])
         losses.append(algorithm_1_of_quantiles(theta[i, action], following, reward, discount))
         errors.append(reward + discount * following.mean() - float(values[i, action]))
-    np.testing.assert_allclose(loss, np.mean(weight * np.asarray(losses)), rtol=1e-4)
-    new = after.weight[draw.inferencer, draw.row, draw.env]
-    np.testing.assert_allclose(new, np.abs(errors) ** 0.6, rtol=2e-3)
+    np.testing.assert_allclose(drawn.loss, np.mean(drawn.weight * np.asarray(losses)), rtol=1e-4)
+    np.testing.assert_allclose(drawn.priority, np.abs(errors) ** 0.6, rtol=2e-3)
 
 
 def test_a_right_prediction_has_no_divergence_and_no_gradient_reaches_the_target() -> None:
@@ -205,17 +215,8 @@ def test_dueling_streams_are_joined_atom_by_atom() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("double", "dueling"), [(True, True), (False, False)])
 def test_loss_is_that_of_the_paper(double: bool, dueling: bool) -> None:
-    agent: Any = DQN(SPEC, dataclasses.replace(ATOMS, double=double, dueling=dueling))
-    driver = Driver(agent)
-    for cycle in range(3):
-        driver.cycle(cycle % 2)
-    networks, opt, experience, _ = driver.state
-    key = jax.random.key(3)
-    draw, weight = with_axis(lambda x: agent.draw(x, key), experience)
-    loss, (after, metrics) = with_axis(lambda x: agent.loss(networks, opt, x, key), experience)
-
-    batch = with_axis(lambda x: agent.replay.gathered(x, draw, 0.99), experience)
-    of = jax.jit(agent._values_and_logits)
+    drawn = Drawn(dataclasses.replace(ATOMS, double=double, dueling=dueling))
+    networks, opt, batch, of = drawn.networks, drawn.opt, drawn.batch, drawn.values_and_logits
     online, (target, target_logits) = (
         of(networks, batch.next_obs)[0],
         of(opt.target, batch.next_obs),
@@ -232,10 +233,9 @@ def test_loss_is_that_of_the_paper(double: bool, dueling: bool) -> None:
         losses.append(-np.sum(wanted * log_probability))
         held = wanted > 0
         divergences.append(losses[-1] + np.sum(wanted[held] * np.log(wanted[held])))
-    np.testing.assert_allclose(loss, np.mean(weight * np.asarray(losses)), rtol=1e-4)
-    new = after.weight[draw.inferencer, draw.row, draw.env]
-    np.testing.assert_allclose(new, np.asarray(divergences) ** 0.6, rtol=2e-3)
-    assert np.isfinite(metrics["td_error"])
+    np.testing.assert_allclose(drawn.loss, np.mean(drawn.weight * np.asarray(losses)), rtol=1e-4)
+    np.testing.assert_allclose(drawn.priority, np.asarray(divergences) ** 0.6, rtol=2e-3)
+    assert np.isfinite(drawn.metrics["td_error"])
 
 
 def test_actions_are_chosen_by_the_means() -> None:

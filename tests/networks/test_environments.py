@@ -24,12 +24,10 @@ from sebulba_networks.options import CongestionControlOptions
 import sebulba
 from sebulba.agents.configs import SimplePolicyGradientConfig, TorsoConfig
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
-from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import env_source, env_spec, make_env_factory
 from sebulba.errors import ActionError, EnvError, UsageError
-from sebulba.support.trees import host_copy
-from tests.support.loop_helpers import leaves_equal
+from tests.support.loop_helpers import leaves_equal, run_in_lockstep
 from tests.support.needs import needs_compiler
 
 pytestmark = needs_compiler
@@ -366,28 +364,10 @@ class Trained:
         config = SimplePolicyGradientConfig(torso=TorsoConfig(hidden_sizes=(8,)))
         factory = make_env_factory(CONGESTION_CONTROL, **SMALL, max_episode_steps=7)
         agent = SimplePolicyGradient(sebulba.env_spec(factory), config)
-        with (
-            Checkpointer(folder, every_updates=1 << 40) as checkpointer,
-            sebulba.GymnasiumLoop(
-                factory,
-                agent,
-                num_envs=4,
-                schedule="lockstep",
-                num_inferencers_per_device=1,
-                inference_devices=[0],
-                update_devices=[0],
-                checkpointer=checkpointer,
-            ) as loop,
-        ):
-            if resume:
-                state = loop.restore(checkpointer.load_newest())
-            else:
-                state = loop.new_state(0, steps_per_cycle=8)
-            self.notes = loop.resume_notes
-            for number in num_cycles:
-                result = loop.run(state, num_cycles=number, steps_per_cycle=8)
-                state = result.state
-            self.state, self.counters = host_copy(state), result.counters
+        self.state, result, self.notes = run_in_lockstep(
+            folder, factory, agent, *num_cycles, resume=resume
+        )
+        self.counters = result.counters
 
 
 @pytest.mark.slow

@@ -19,13 +19,12 @@ from sebulba.agents.configs import SimplePolicyGradientConfig, TorsoConfig
 from sebulba.agents.configs.multi_agent import MultiAgentConfig
 from sebulba.agents.multi.multi_agent import MultiAgent
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
-from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.checkpoints.store import CheckpointStore
 from sebulba.support.trees import host_copy
 from tests.networks.test_ns3 import needs_ns3
 from tests.networks.test_ns3_network import EXAMPLE as CART
 from tests.networks.test_ns3_network import PROGRAM
-from tests.support.loop_helpers import leaves_equal
+from tests.support.loop_helpers import leaves_equal, run_in_lockstep
 
 pytestmark = needs_ns3
 OPTIONS = {"source": str(PROGRAM), "case": "models", "end_s": 1}
@@ -86,27 +85,15 @@ def trained(folder, *num_cycles, resume=False, kill=None, agents=1, num_envs=2):
     config = SimplePolicyGradientConfig(torso=TorsoConfig(hidden_sizes=(16,)))
     spec = sebulba.env_spec(make)
     one = SimplePolicyGradient(spec, config) if agents == 1 else None
-    with (
-        Checkpointer(folder, every_updates=1 << 40) as checkpointer,
-        sebulba.GymnasiumLoop(
-            factory,
-            one or MultiAgent(spec, MultiAgentConfig({"*": config})),
-            num_envs=num_envs,
-            schedule="lockstep",
-            num_inferencers_per_device=1,
-            inference_devices=[0],
-            update_devices=[0],
-            checkpointer=checkpointer,
-        ) as loop,
-    ):
-        saved = checkpointer.load_newest() if resume else None
-        state = loop.restore(saved) if saved else loop.new_state(0, steps_per_cycle=8)
-        for number in num_cycles:
-            result = loop.run(state, num_cycles=number, steps_per_cycle=8)
-            state = result.state
-            if kill is not None:
-                os.kill(adapters[-1]._pool._envs[kill].worker.process.pid, signal.SIGKILL)
-        return host_copy(state), result.metrics, loop.resume_notes
+
+    def after_each():
+        if kill is not None:
+            os.kill(adapters[-1]._pool._envs[kill].worker.process.pid, signal.SIGKILL)
+
+    agent = one or MultiAgent(spec, MultiAgentConfig({"*": config}))
+    how = {"num_envs": num_envs, "resume": resume, "after_each": after_each}
+    state, result, notes = run_in_lockstep(folder, factory, agent, *num_cycles, **how)
+    return state, result.metrics, notes
 
 
 @pytest.mark.parametrize("agents", [1, 2])

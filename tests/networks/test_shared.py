@@ -16,12 +16,10 @@ import sebulba
 from sebulba.agents.configs import SimplePolicyGradientConfig, TorsoConfig
 from sebulba.agents.configs.multi_agent import MultiAgentConfig
 from sebulba.agents.multi.multi_agent import MultiAgent
-from sebulba.checkpoints.checkpointer import Checkpointer
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import make_env_factory
 from sebulba.errors import ActionError, EnvError, UsageError
-from sebulba.support.trees import host_copy
-from tests.support.loop_helpers import leaves_equal
+from tests.support.loop_helpers import leaves_equal, run_in_lockstep
 from tests.support.needs import needs_compiler
 
 pytestmark = needs_compiler
@@ -145,25 +143,8 @@ def trained(folder, *num_cycles, resume=False):
     config = SimplePolicyGradientConfig(torso=TorsoConfig(hidden_sizes=(8,)))
     factory = make_env_factory(SHARED_BOTTLENECK, **SMALL)
     agent = MultiAgent(sebulba.env_spec(factory), MultiAgentConfig({"*": config}))
-    with (
-        Checkpointer(folder, every_updates=1 << 40) as checkpointer,
-        sebulba.GymnasiumLoop(
-            factory,
-            agent,
-            num_envs=4,
-            schedule="lockstep",
-            num_inferencers_per_device=1,
-            inference_devices=[0],
-            update_devices=[0],
-            checkpointer=checkpointer,
-        ) as loop,
-    ):
-        saved = checkpointer.load_newest() if resume else None
-        state = loop.restore(saved) if saved else loop.new_state(0, steps_per_cycle=8)
-        for number in num_cycles:
-            result = loop.run(state, num_cycles=number, steps_per_cycle=8)
-            state = result.state
-        return host_copy(state), result.counters, loop.resume_notes
+    state, result, notes = run_in_lockstep(folder, factory, agent, *num_cycles, resume=resume)
+    return state, result.counters, notes
 
 
 @pytest.mark.slow

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 import sebulba
+from sebulba.checkpoints.checkpointer import Checkpointer
+from sebulba.support.trees import host_copy
 from tests.support.tiny import CountingEnv, TinyAgent, TinyConfig
 
 
@@ -23,6 +27,42 @@ def make_tiny_loop(env: Any = CountingEnv, num_envs: int = 4, **options: Any) ->
     agent = options.pop("agent_class", TinyAgent)(sebulba.env_spec(env), config)
     options = {"inference_devices": [0], "update_devices": [0]} | options
     return sebulba.GymnasiumLoop(env, agent, num_envs, **options), agent
+
+
+def run_in_lockstep(
+    folder: Path,
+    factory: Any,
+    agent: Any,
+    *num_cycles: int,
+    num_envs: int = 4,
+    resume: bool = False,
+    after_each: Callable[[], None] = lambda: None,
+) -> tuple[Any, Any, Any]:
+    """Train one Inferencer, with checkpoints in ``folder``, for runs of so many cycles.
+
+    Returns:
+      The state, the last result, and the notes of the resumption.
+    """
+    with (
+        Checkpointer(folder, every_updates=1 << 40) as checkpointer,
+        sebulba.GymnasiumLoop(
+            factory,
+            agent,
+            num_envs=num_envs,
+            schedule="lockstep",
+            num_inferencers_per_device=1,
+            inference_devices=[0],
+            update_devices=[0],
+            checkpointer=checkpointer,
+        ) as loop,
+    ):
+        saved = checkpointer.load_newest() if resume else None
+        state = loop.restore(saved) if saved else loop.new_state(0, steps_per_cycle=8)
+        for number in num_cycles:
+            result = loop.run(state, num_cycles=number, steps_per_cycle=8)
+            state = result.state
+            after_each()
+        return host_copy(state), result, loop.resume_notes
 
 
 def counting(**kwargs: Any) -> Any:
