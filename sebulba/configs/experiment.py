@@ -302,11 +302,12 @@ class ExperimentConfig(LoopOptions):
         rate = self.extension_learning_rate
         if rate is not None:
             require_positive("extension_learning_rate", rate, "use a tenth of the learning rate")
+            has_rates = all(hasattr(agent, "learning_rate") for agent in self.members().values())
             require(
-                self.anneal_learning_rate and hasattr(self.agent, "learning_rate"),
+                self.anneal_learning_rate and has_rates,
                 "extension_learning_rate",
                 rate,
-                "needs anneal_learning_rate=True, and an agent with a learning_rate",
+                "needs anneal_learning_rate=True, and agents with a learning_rate",
                 "leave it out",
             )
         require(
@@ -383,9 +384,7 @@ class ExperimentConfig(LoopOptions):
         """
         if not self.anneal_learning_rate:
             return self.agent
-        share = 0.0
-        if self.anneal_env_steps is not None and self.extension_learning_rate is not None:
-            share = self.extension_learning_rate / getattr(self.agent, "learning_rate", 1.0)
+        rate = None if self.anneal_env_steps is None else self.extension_learning_rate
         annealed: dict[str, Any] = {}
         for name, agent in self.members().items():
             optimizer = dataclasses.replace(
@@ -394,7 +393,7 @@ class ExperimentConfig(LoopOptions):
                 schedule_updates=max(
                     1, num_updates if isinstance(num_updates, int) else num_updates[name]
                 ),
-                share_after_schedule=share,
+                share_after_schedule=0.0 if rate is None else rate / agent.learning_rate,  # type: ignore[attr-defined]
             )
             annealed[name] = dataclasses.replace(agent, optimizer=optimizer)  # type: ignore[call-arg]
         if isinstance(self.agent, MultiAgentConfig):

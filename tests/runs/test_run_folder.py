@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from sebulba.agents.configs import MultiAgentConfig, PPOConfig
 from sebulba.commands import cli
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
@@ -211,6 +212,19 @@ def test_a_run_that_is_not_extended_keeps_its_schedule(begun):
     extended = dataclasses.replace(ready, anneal_env_steps=1000, total_env_steps=2000)
     share = extended.agent_for(7).optimizer.share_after_schedule
     assert share * config.agent.learning_rate == pytest.approx(1e-4)
+
+
+def test_a_run_of_many_agents_is_extended_at_one_rate_of_all():
+    agents = {"a": PPOConfig(learning_rate=1e-3), "b": PPOConfig(learning_rate=1e-2)}
+    config = dataclasses.replace(
+        PRESETS["ppo"].make(),
+        agent=MultiAgentConfig(agents),
+        total_env_steps=2000,
+        **{"anneal_learning_rate": True, "anneal_env_steps": 1000, "extension_learning_rate": 1e-4},
+    )
+    extended = config.agent_for({"a": 7, "b": 7}).agents
+    shares = {name: one.optimizer.share_after_schedule for name, one in extended.items()}
+    assert shares == pytest.approx({"a": 0.1, "b": 0.01})
 
 
 @pytest.mark.parametrize(
