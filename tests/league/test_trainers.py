@@ -462,6 +462,15 @@ def test_trainers_that_do_not_fit_are_refused_in_words(make, words):
 # The command line.
 
 
+@pytest.mark.parametrize(
+    "anchors", [{}, {"a": "legal-random"}, dict.fromkeys("ab", "legal-random")]
+)
+def test_anchors_take_lanes_of_snapshots(anchors):
+    league = LeagueConfig({"player": PPOConfig()}, anchors=anchors)
+    assert league.num_opponents + league.mirrors + len(anchors) == 8
+    assert dataclasses.replace(league, opponents=3).num_opponents == 3
+
+
 def test_a_trainer_of_the_command_is_that_of_the_preset(installed):
     config = parse("tic-tac-toe", ["--trainer", "league", "--league.history", "7", "--seed", "3"])
     preset = PRESETS["tic-tac-toe-league"].make()
@@ -469,7 +478,7 @@ def test_a_trainer_of_the_command_is_that_of_the_preset(installed):
     assert dataclasses.replace(config, seed=0).agent == dataclasses.replace(preset.agent, history=7)
     assert parse("cartpole", ["--trainer", "rollout"]) == parse("cartpole", [])
     psro: Any = parse("kuhn", ["--trainer=psro"]).agent
-    assert (psro.matchmaker, psro.opponents, psro.mirrors) == ("psro", 8, 0)
+    assert (psro.matchmaker, psro.num_opponents, psro.mirrors) == ("psro", 8, 0)
     uniform: Any = parse("kuhn", ["--trainer", "self-play"]).agent
     assert uniform.matchmaker == "uniform"
     ladder: Any = parse("kuhn", ["--trainer", "curriculum", "self-play"]).agent

@@ -187,7 +187,9 @@ class LeagueAgent(Agent[LeagueConfig]):
         self.learner = MultiAgent(self._seat, members)
         """It learns from environments of one seat."""
         self.anchors = {name: self._anchor(name) for name in config.anchors}
-        self.lanes = Lanes(config.opponents, len(self.anchors), config.mirrors, len(group.slots))
+        self.lanes = Lanes(
+            config.num_opponents, len(self.anchors), config.mirrors, len(group.slots)
+        )
         self.updates_in_one_program = self.learner.updates_in_one_program
 
     def _anchor(self, name: str) -> MultiAgent:

@@ -72,7 +72,8 @@ def with_best_responses(config: AgentConfig, solver: str = "psro", restart: floa
     It plays no games against itself: the lanes of these get an opponent.
     """
     league = with_league(config, "PSRO")
-    lanes = league.opponents + league.mirrors
+    given = league.opponents
+    lanes = None if given is None else given + league.mirrors
     return dataclasses.replace(
         league, matchmaker=solver, opponents=lanes, mirrors=0, restart=restart
     )

@@ -24,6 +24,8 @@ Matchmaking = Literal[
     "curriculum",
 ]
 """Names of ``sebulba_league.matchmakers``."""
+LANES = 8
+"""Lanes of a league where nothing is said of its opponents."""
 RANDOM = "legal-random"
 """The anchor that takes any legal action."""
 
@@ -59,8 +61,8 @@ class LeagueConfig(MultiAgentConfig):
     """Chance with which the learner begins anew, with initial networks, after each snapshot."""
     rematch_every: int = 20_000
     """Env steps after which lanes choose again."""
-    opponents: int = 6
-    """Lanes with a snapshot in the other seats."""
+    opponents: int | None = None
+    """Lanes with a snapshot in the other seats. None: with mirrors and anchors they are 8."""
     mirrors: int = 2
     """Lanes in which the learner plays against itself."""
     anchors: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -73,7 +75,8 @@ class LeagueConfig(MultiAgentConfig):
         """Check values; whether lanes fit the environments is seen when a run begins."""
         super().__post_init__()
         check_types(self, "agent.", open_fields=("agents", "frozen", "auxiliary", "anchors"))
-        counts = ("snapshot_every", "rematch_every", "opponents", "payoff_games")
+        counts = ["snapshot_every", "rematch_every", "payoff_games"]
+        counts += [] if self.opponents is None else ["opponents"]
         check_ranges(self, "agent.", mirrors=0, history=1, **dict.fromkeys(counts, 1))
         check_ranges(self, "agent.", gate=(0, 1), restart=(0, 1))
         require(
@@ -101,6 +104,13 @@ class LeagueConfig(MultiAgentConfig):
             require(bool(ok), "agent.anchors", name, rule, "use for example random")
         anchors = {n: str(one) if isinstance(one, Path) else one for n, one in self.anchors.items()}
         object.__setattr__(self, "anchors", anchors)
+
+    @property
+    def num_opponents(self) -> int:
+        """How many lanes have a snapshot in the other seats."""
+        if self.opponents is not None:
+            return self.opponents
+        return max(1, LANES - self.mirrors - len(self.anchors))
 
     def named_code(self) -> list[str]:
         """Return what it names that is read or imported."""
