@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from sebulba.commands.options import Option, number, option
 from sebulba.errors import UsageError
 from sebulba.runs.configurations import config_first
 from sebulba.runs.read_config import read_config
+from sebulba.support import plugins
 from sebulba.support.checks import at_least
 from sebulba.support.files import check_folder_of
 
@@ -79,8 +81,8 @@ def train_benchmark(module: str, kinds: Sequence[str]) -> Benchmark:
 BENCHMARKS: dict[str, Benchmark] = {
     "train": train_benchmark("sebulba.tools.bench.train", KINDS),
     "scale": Benchmark(
-        "speed and memory against environments, devices, network size, ...",
-        "sebulba.tools.bench.scale",
+        "speed and memory against environments, devices, network size, ... (package sebulba-sweep)",
+        "sebulba_sweep.scale",
         [
             *(CONFIG, REPEATS, JSON, file("png", "also draw speed and memory in FILE")),
             number("--seconds", 1.0, "seconds of training per measurement"),
@@ -159,8 +161,17 @@ def run_benchmark(
     _check(given, benchmark.options)
     if config is not None:
         given["preset"], given["config"] = read_config([config, *more], command)
-    importlib.import_module(benchmark.module).run(**given)
+    _imported(benchmark.module, command).run(**given)
     return 0
+
+
+def _imported(module: str, command: str) -> ModuleType:
+    """Import the module of a benchmark; UsageError if it is of a package that is missing."""
+    package = module.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        missing = plugins.not_installed(package.replace("_", "-"))
+        raise plugins.NotInstalledError(f"{command} is {missing}")
+    return importlib.import_module(module)
 
 
 def _check(given: Mapping[str, Any], options: Sequence[Option]) -> None:

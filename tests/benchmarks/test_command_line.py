@@ -11,6 +11,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from sebulba_sweep import scale
 
 from benchmarks import commands
 from benchmarks.studies import rivals
@@ -18,7 +19,8 @@ from benchmarks.studies import train as with_prototype
 from sebulba.commands import bench
 from sebulba.configs.impala_presets import atari, cartpole
 from sebulba.errors import UsageError
-from sebulba.tools.bench import harness, scale, train, tune
+from sebulba.support.plugins import NotInstalledError
+from sebulba.tools.bench import harness, train, tune
 
 ARGUMENTS = {
     "train": ["cartpole"],
@@ -87,3 +89,10 @@ def test_what_follows_a_configuration_that_was_left_out_is_not_taken_for_one(mon
     monkeypatch.setattr(bench, "read_config", read)
     bench.main(["scale", "--num-envs", "64", "--repeats", "6"])
     assert seen == [(["cartpole", "--num-envs", "64"], "sebulba bench scale")]
+
+
+def test_a_benchmark_of_a_package_that_is_missing_says_which(monkeypatch):
+    monkeypatch.setattr(bench.importlib.util, "find_spec", lambda name: None)
+    wanted = r"sebulba bench scale is of the package sebulba-sweep, which is not installed"
+    with pytest.raises(NotInstalledError, match=wanted):
+        bench.main(["scale"])

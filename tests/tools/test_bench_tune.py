@@ -18,7 +18,7 @@ from sebulba.tools.bench import tune
 from sebulba.tools.bench.budget import Budget
 from sebulba.tools.bench.trial import Measurement, Series, Trial
 from sebulba.tools.bench.worker import WorkerError
-from tests.tools.test_bench_scale import tiny_config
+from tests.sweep.test_bench_scale import tiny_config
 
 CPU = [types.SimpleNamespace(platform="cpu")]
 GPUS = [types.SimpleNamespace(platform="gpu")] * 4

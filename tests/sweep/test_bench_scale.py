@@ -7,12 +7,12 @@ import json
 import types
 
 import pytest
+from sebulba_sweep import scale
+from sebulba_sweep.scale import Axis, AxisResult
 
 from sebulba.agents.configs import TorsoConfig
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
-from sebulba.tools.bench import scale
-from sebulba.tools.bench.scale import Axis, AxisResult
 from sebulba.tools.bench.trial import Measurement, Series
 
 AXIS = Axis("num-envs", (2, 4, 8), lambda config, n: dataclasses.replace(config, num_envs=n))
