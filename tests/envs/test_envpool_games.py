@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -200,31 +199,6 @@ def test_a_move_that_is_not_legal_is_refused_and_no_game_has_moved():
     adapter.close()
     with pytest.raises(EnvError, match="is closed"):
         adapter.reset()
-
-
-def test_games_are_shown_as_text_and_cards_to_whom_they_belong():
-    adapter = sebulba.make_env_factory("LeducHoldem-v1")(32, list(range(32)))
-    output, choose, shown = adapter.reset(), RandomActions(adapter.spec, 32, 0), set()
-    for _ in range(12):
-        cards = output.obs["player"]["observation"][..., :3].argmax(axis=-1)
-        texts = [adapter.texts(seat) for seat in (None, 0, 1)]
-        for game, (all_, *own) in enumerate(zip(*texts, strict=True)):
-            over = bool(output.episode_end[game])
-            for seat, text in enumerate(own):
-                card = "JQK"[cards[game, seat]]
-                assert re.search(rf"^seat {seat} +{card} ", all_, re.MULTILINE)
-                assert re.search(rf"^you +{card} ", text, re.MULTILINE)
-                (other,) = re.findall(r"^opponent +(.)", text, re.MULTILINE)
-                assert other == ("JQK"[cards[game, 1 - seat]] if over else "?")
-                shown.add((over, other, text.splitlines()[-1][9:]))
-        output = adapter.step(choose(output))
-    adapter.close()
-    assert {(False, "?", "-"), (False, "?", "J"), (True, "K", "Q")} <= shown
-    other = sebulba.make_env_factory("Go9x9-v1")(1, [0])
-    other.reset()
-    with pytest.raises(sebulba.UsageError, match=r"Go9x9-v1.* no text .* use TicTacToe-v1"):
-        other.texts()
-    other.close()
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,14 @@ from typing import Any
 import jax
 import pytest
 from sebulba_league import play
+from sebulba_league.game_words import texts
 
 import sebulba
 from sebulba import UsageError
 from sebulba.agents.configs import make_agent
 from sebulba.configs.presets import PRESETS
 from sebulba.policies.policy import save_policy
+from sebulba.tools.check.env_players import RandomActions
 from sebulba.types import RunSpec
 
 ONE = RunSpec(num_envs=4, num_inferencers=1, steps_per_cycle=1, num_update_devices=1)
@@ -207,3 +209,28 @@ def test_a_snapshot_of_a_league_is_played(tmp_path, person, capsys):
         play.main([run, "--snapshot", "77"])
     with pytest.raises(UsageError, match="leave one out"):
         play.main([run, "--snapshot", "1", "--best"])
+
+
+def test_games_are_shown_as_text_and_cards_to_whom_they_belong():
+    adapter = sebulba.make_env_factory("LeducHoldem-v1")(32, list(range(32)))
+    output, choose, shown = adapter.reset(), RandomActions(adapter.spec, 32, 0), set()
+    for _ in range(12):
+        cards = output.obs["player"]["observation"][..., :3].argmax(axis=-1)
+        shown_to = [texts(adapter, seat) for seat in (None, 0, 1)]
+        for game, (all_, *own) in enumerate(zip(*shown_to, strict=True)):
+            over = bool(output.episode_end[game])
+            for seat, text in enumerate(own):
+                card = "JQK"[cards[game, seat]]
+                assert re.search(rf"^seat {seat} +{card} ", all_, re.MULTILINE)
+                assert re.search(rf"^you +{card} ", text, re.MULTILINE)
+                (other,) = re.findall(r"^opponent +(.)", text, re.MULTILINE)
+                assert other == ("JQK"[cards[game, 1 - seat]] if over else "?")
+                shown.add((over, other, text.splitlines()[-1][9:]))
+        output = adapter.step(choose(output))
+    adapter.close()
+    assert {(False, "?", "-"), (False, "?", "J"), (True, "K", "Q")} <= shown
+    other = sebulba.make_env_factory("Go9x9-v1")(1, [0])
+    other.reset()
+    with pytest.raises(sebulba.UsageError, match=r"Go9x9-v1.* no text .* use TicTacToe-v1"):
+        texts(other)
+    other.close()

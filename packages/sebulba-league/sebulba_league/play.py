@@ -19,6 +19,7 @@ from sebulba.runs.exit_codes import EXIT_OK
 from sebulba.runs.folder import RunFolder
 from sebulba.support.user_code import import_from_here
 from sebulba.tools.compare.tables import console
+from sebulba_league.game_words import MARKS, game_words, texts
 from sebulba_league.history import newest_checkpoint, read_history
 
 if TYPE_CHECKING:
@@ -116,7 +117,6 @@ def _factory_of(policy: Policy) -> Any:
     """Return the factory of a policy that knows its environment by name, and what it shows."""
     from sebulba.envs import make_env_factory
     from sebulba.envs.multi.envpool_games import BEGAN, MOVES, SHOW_BEGINNER, SHOW_MOVES
-    from sebulba.envs.multi.game_words import game_words
 
     spec: Any = policy.spec
     game_words(spec.name)
@@ -130,7 +130,6 @@ def _factory_of(policy: Policy) -> Any:
 
 def _play(given: argparse.Namespace, opponent: Opponent) -> None:
     """Play game after game."""
-    from sebulba.envs.multi.game_words import MARKS, game_words
     from sebulba.loops.evaluation import DRAWN, check_spaces
 
     adapter: Any = opponent.factory(1, [given.seed])
@@ -176,15 +175,16 @@ def _game(policy: Policy, adapter: Any, is_second: bool) -> float:
     (group,) = adapter.spec.groups
     output, state, paid = adapter.reset(), policy.new_state(1), 0.0
     person = int(output.acting[group][0].argmax()) ^ is_second
+    words = game_words(adapter.spec.name)
     while not output.episode_end[0]:
         (game,) = adapter.games()
         actions, state = policy.act(env_step_of(output, ()), state)
         action = np.array(actions[group])
-        names = adapter.words.moves(game)
+        names = words.moves(game)
         if output.acting[group][0, person]:
             _show(adapter, person)
             mask = output.obs[group][MASK][0, person]
-            action[0, person] = _ask(names, mask, adapter.words.why_not)
+            action[0, person] = _ask(names, mask, words.why_not)
         else:
             print(f"The policy: {names[action[0, 1 - person]]}")
         state = state._replace(prev_action={group: action})
@@ -195,7 +195,7 @@ def _game(policy: Policy, adapter: Any, is_second: bool) -> float:
 
 
 def _show(adapter: Any, seat: int) -> None:
-    text = Text(f"\n{adapter.texts(seat)[0]}\n")
+    text = Text(f"\n{texts(adapter, seat)[0]}\n")
     for pattern, style in COLOURS.items():
         text.highlight_regex(pattern, style)
     console().print(text)

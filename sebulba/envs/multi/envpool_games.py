@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from sebulba.envs.multi.game_words import Game, GameWords, game_words
 from sebulba.envs.observation_parts import MASK
 from sebulba.envs.pool import PoolAdapter, scattered
 from sebulba.envs.spaces import SlotActions, canonical_observation_space
@@ -103,24 +102,11 @@ class GameAdapter(PoolAdapter):
         self._ends = terminated | truncated
         return self._output(obs, reward, terminated, truncated, info, is_first)
 
-    @property
-    def words(self) -> GameWords:
-        """How people see the game; UsageError if that is not known."""
-        return game_words(self.spec.name)
-
-    def games(self) -> list[Game]:
-        """Return what ``words`` takes of each game, ``[B]``; only after a reset."""
+    def games(self) -> list[Mapping[str, Any]]:
+        """Return what envpool says of each game, and ``over``, ``[B]``; only after a reset."""
         info = {name: part for name, part in self._info.items() if name != "players"}
         in_order = scattered(info, info["env_id"]) | {"over": self._ends}
         return [{name: part[i] for name, part in in_order.items()} for i in self._envs]
-
-    def texts(self, seat: int | None = None) -> list[str]:
-        """Return the games as text, ``[B]``, as ``render_mode="ansi"`` of other environments.
-
-        Args:
-          seat: Cards that it cannot see are hidden until a game is over; None hides none.
-        """
-        return [self.words.board(game, seat) for game in self.games()]
 
     def fused(self) -> str:
         return "envpool offers no XLA interface for games of several players"

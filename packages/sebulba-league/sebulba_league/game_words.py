@@ -81,3 +81,14 @@ def game_words(name: str) -> GameWords:
             f"env={name!r} has no text in which people can play it; use {', '.join(_WORDS)}"
         )
     return _WORDS[name]
+
+
+def texts(adapter: Any, seat: int | None = None) -> list[str]:
+    """Return the games of an adapter as text, ``[B]``; only after a reset.
+
+    Args:
+      adapter: Of one of these games.
+      seat: Cards that it cannot see are hidden until a game is over; None hides none.
+    """
+    board = game_words(adapter.spec.name).board
+    return [board(game, seat) for game in adapter.games()]
