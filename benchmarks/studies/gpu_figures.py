@@ -1,20 +1,22 @@
 """Every figure of docs/accelerators.md, in one call of under ten minutes: ``make gpu-figures``.
 
-Each row is a child process of its own with a limit: one that fails or hangs costs only its row. The
-speed of a run is that of the second half of its time. Runs on the CPU stand beside those of the
-default placement, in the same call on the same machine.
+Each row is a child process of its own with a limit: one that fails or hangs costs only its row, and
+the JSON file is written after each. The speed of a run is that of the second half of its time. Runs
+on the CPU stand beside those of the default placement, in the same call on the same machine. Where
+a call may not last ten minutes, two of them have ``--only raw pong`` and the names of the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,10 +98,10 @@ def train(*words: str, until: float | None = None) -> Measure:
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
             command = [sys.executable, "-m", "sebulba", "train", *words, "--run-dir", str(run)]
-            process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-            )
-            metrics = run / "metrics.jsonl"
+            metrics, errors = run / "metrics.jsonl", Path(folder) / "errors"
+            # A file: a child that fills a pipe, which nobody reads meanwhile, would stand still.
+            with errors.open("w") as file:
+                process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file)
             while not (metrics.exists() and metrics.stat().st_size) and process.poll() is None:
                 if time.monotonic() > ends:
                     break
@@ -109,10 +111,11 @@ def train(*words: str, until: float | None = None) -> Measure:
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGINT)
             try:
-                _, said = process.communicate(timeout=ENDS_S)
+                process.wait(ENDS_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                _, said = process.communicate()
+                process.wait()
+            said = errors.read_text(errors="replace")
             reached = {} if until is None else reached_in(metrics, until)
             return {"": speed_of(metrics, said), **reached}
 
@@ -124,9 +127,7 @@ def reached_in(metrics: Path, goal: float) -> Figures:
 
     Without an episode that ended, nothing is returned.
     """
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
-    records = [json.loads(line) for line in lines]
-    records = [one for one in records if one.get("episode_return_mean") is not None]
+    records = [one for one in _records(metrics) if one.get("episode_return_mean") is not None]
     if not records:
         return {}
     best = next(
@@ -146,8 +147,7 @@ def speed_of(metrics: Path, said: str) -> float:
     Raises:
       RuntimeError: It left no two records; the message has the end of what it said.
     """
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
-    records = [record for line in lines if "env_steps" in (record := json.loads(line))]
+    records = [one for one in _records(metrics) if "env_steps" in one]
     if len(records) < 2:
         why = "" if records else said.strip().rpartition("\n")[2]
         raise RuntimeError(why or "it made no two records")
@@ -156,6 +156,12 @@ def speed_of(metrics: Path, said: str) -> float:
     if first is last:
         first = records[-2]
     return (last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"])
+
+
+def _records(metrics: Path) -> list[dict]:
+    """Return the records of a run that may have been killed while it wrote the last one."""
+    lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def program(code: str, *words: int) -> Measure:
@@ -169,13 +175,15 @@ def program(code: str, *words: int) -> Measure:
             raise RuntimeError(f"it took more than {left:.0f} s") from None
         if done.returncode:
             raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
-        return {"": float(done.stdout)}
+        return {"": float(done.stdout.split()[-1])}
 
     return measure
 
 
 def rows() -> list[Row]:
-    """Return what is measured, in this order; the last has what is left of the time."""
+    """Return what is measured, in this order: Pong has what the rows before it leave of the time,
+    and those of the most JAX environments have what Pong leaves.
+    """
 
     def both(name: str, seconds: float, *words: str) -> list[Row]:
         words = (name, *words, *MOST_STEPS)
@@ -190,27 +198,27 @@ def rows() -> list[Row]:
         )
         for envs, batch in ((64, 64), (256, 256), (256, 128))
     ]
-    jax_envs = [
-        row
-        for envs in JAX_ENVS
-        for row in (
+    *jax_envs, most_jax_envs = (
+        [
             Row(
                 f"breakout-minatar --num-envs {envs}",
                 8,
                 train("breakout-minatar", "--num-envs", str(envs), *MOST_STEPS),
             ),
             Row(f"PureJaxRL's form, {envs} environments", 6, program(PROTOTYPE, envs)),
-        )
-    ]
+        ]
+        for envs in JAX_ENVS
+    )
     return [
         *raw,
         *both("cartpole", 8),
         Row("cartpole --num-envs 4096", 10, train("cartpole", "--num-envs", "4096", *MOST_STEPS)),
         *both("cartpole-dqn", 10),
         *both("pendulum-sac", 10),
-        *jax_envs,
+        *itertools.chain(*jax_envs),
         Row("atari-dqn", 25, train("atari-dqn", *MOST_STEPS)),
         Row("pong", 300, train("pong", *MOST_STEPS, until=SOLVED)),
+        *most_jax_envs,
     ]
 
 
@@ -269,22 +277,29 @@ def main(words: Sequence[str] | None = None) -> None:
             others[row.name] = row.measure(seconds, min(left, START_S + 2 * seconds))
             found[row.name] = others[row.name].pop("")
             print(f"{row.name}: {found[row.name]:,.0f} env steps/s", flush=True)
-        except RuntimeError as error:
-            failed[row.name] = str(error)
-            print(f"{row.name}: {error}", flush=True)
+        except Exception as error:
+            failed[row.name] = str(error) or type(error).__name__
+            print(f"{row.name}: {failed[row.name]}", flush=True)
+        # Without the machine, whose devices JAX would take from the rows that follow.
+        harness.write_json(given.json, _keys(found, others, failed) | {"figures": found})
     harness.print_rows(
         "env steps/s", ["env steps/s"], {name: [f"{speed:,.0f}"] for name, speed in found.items()}
     )
-    more = {f"{name}, {what}": x for name, each in others.items() for what, x in each.items()}
-    if more:
-        harness.print_rows("learning", [""], {name: [f"{x:,.1f}"] for name, x in more.items()})
-    quotients = ratios(found)
-    harness.print_rows("ratios", [""], {name: [f"{x:.2f}"] for name, x in quotients.items()})
+    keys = _keys(found, others, failed)
+    for title, places in (("learning", 1), ("ratios", 2)):
+        if keys[title]:
+            cells = {name: [f"{x:,.{places}f}"] for name, x in keys[title].items()}
+            harness.print_rows(title, [""], cells)
     for name, why in failed.items():
         print(f"not measured: {name}: {why}", flush=True)
-    keys = {"ratios": quotients, "learning": more, "failed": failed}
     record = harness.record(keys, found, {"scale": given.scale})
     harness.write_json(given.json, record | {"command": "make gpu-figures"})
+
+
+def _keys(found: Figures, others: Mapping[str, Figures], failed: Mapping[str, str]) -> dict:
+    """Return what stands in the JSON file beside the speeds."""
+    more = {f"{name}, {what}": x for name, each in others.items() for what, x in each.items()}
+    return {"ratios": ratios(found), "learning": more, "failed": dict(failed)}
 
 
 if __name__ == "__main__":
