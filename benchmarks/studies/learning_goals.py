@@ -327,7 +327,7 @@ GOALS: dict[str, Goal] = {
     "small-pong-impala": _small_pong("impala", 600_000),
     "small-pong-dqn": _small_pong("dqn", 300_000, "--agent.exploration-env-steps", "100000"),
     "small-pong-r2d2": _small_pong(
-        "r2d2", 400_000, "--agent.lstm-size", "64", "--agent.head-hidden-sizes", "64"
+        "r2d2", 300_000, "--agent.lstm-size", "64", "--agent.head-hidden-sizes", "64"
     ),
     **_NEUTRAL,
 }

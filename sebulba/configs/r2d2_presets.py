@@ -91,25 +91,28 @@ def atari() -> ExperimentConfig:
 
     Kapturowski et al. 2019 (openreview.net/forum?id=r1lyTjAqYX), table 2 and section 3: sequences
     of 80 after a burn-in of 40, one beginning every 40 steps, batches of 64, n of 5, discount
-    0.997, Adam with 1e-4 and 1e-3, exponents 0.9 and 0.6, 0.4 to the power of 1 to 8 as
-    exploration, an LSTM of 512, no clipped rewards and no episodes of a life. The target is copied
-    every 200 updates, where the paper has 2500. The replay of 4 million env steps there is 1
-    million here. The paper's 256 actors make so many that each is learned from 0.75 times (section
-    2.3), one update of 64 x 80 rows every 6800. Here there are two for a trajectory of 32 x 40,
-    which is 8 times. A small Pong was lost by 10 points after 300,000 env steps with one update
-    every 5120, and by none after 259,000 with two every 1280 (docs/measurements).
+    0.997, exponents 0.9 and 0.6, 0.4 to the power of 1 to 8 as exploration, an LSTM of 512, no
+    clipped rewards and no episodes of a life. The replay of 4 million env steps is 1 million here.
+    Instead of 256 actors, whose rows are learned from 0.75 times, there are two updates for a
+    trajectory of 32 x 40: each sequence is drawn 4 times, as in Acme's R2D2, whose Adam with 1e-3
+    and 1e-8 it has (google-deepmind/acme, agents/jax/r2d2). With the paper's 1e-4 and 1e-3 steps
+    were less than a tenth of the rate, as gradients are small. The target is copied every 7,680 env
+    steps, about as Rainbow's (Hessel et al. 2018, arXiv 1710.02298, table 1: 32,000 frames), not
+    every 2,500 updates. docs/measurements/dqn-and-r2d2.md has the curves on a small Pong.
     """
     return ExperimentConfig(
         env=EnvConfig("Pong-v5", noop_max=30, frame_skip=4, stack_num=4),
         agent=R2D2Config(
+            learning_rate=1e-3,
             torso=TorsoConfig(kind="nature_cnn"),
+            optimizer=OptimizerConfig(epsilon=1e-8, max_grad_norm=40.0),
             replay=dataclasses.replace(
                 _REPLAY,
                 capacity=1_000_000,
                 updates_per_env_step=1 / 640,
                 warm_up_env_steps=49_920,
             ),
-            target=TargetConfig(period=200),
+            target=TargetConfig(period=12),
         ),
         total_env_steps=50_000_000,
         num_envs=32,
