@@ -18,7 +18,7 @@ from sebulba.types import PyTree, RunSpec, Trajectory
 class Impala(OnPolicyAgent[ImpalaConfig]):
     """V-trace policy gradient, value regression, entropy bonus; ``epochs`` updates a trajectory."""
 
-    uses_final_obs = True
+    uses_final_obs = has_popart = True
 
     def num_off_policy_optims_per_cycle(self, cycle: int) -> int:
         return self.config.epochs * self.config.minibatches
@@ -50,18 +50,21 @@ class Impala(OnPolicyAgent[ImpalaConfig]):
         )
         targets = jax.vmap(kernel, in_axes=1, out_axes=1)(output.value, step, rho)
 
-        advantage = targets.advantage
+        target = targets.value_target
+        scale, statistics, of_target = self.value_scale(networks, target, step.valid)
+        advantage = targets.advantage / scale
         if config.normalize_advantages:
             advantage = masked_normalized(advantage, step.valid)
         if config.ratio_clip:
             is_far = (rho - 1.0) * jnp.sign(advantage) > config.ratio_clip
             advantage = jnp.where(is_far, 0.0, advantage)
         policy_loss = masked_mean(-advantage * log_prob, step.valid)
-        value_error = targets.value_target - output.value[:-1]
+        value_error = (target - output.value[:-1]) / scale
         value_loss = 0.5 * masked_mean(jnp.square(value_error), step.valid)
         entropy = masked_mean(self.entropy(params, trajectory.extras.raw), step.valid)
         loss, metrics = self.total_loss(policy_loss, value_loss, entropy, row.obs, opt)
-        return loss, (experience, metrics | {"rho_mean": masked_mean(rho, step.valid)})
+        metrics |= {"rho_mean": masked_mean(rho, step.valid), **of_target}
+        return loss + statistics, (experience, metrics)
 
     def _minibatch(self, experience: Experience, key: jax.Array) -> tuple[Trajectory, PyTree]:
         """Return the trajectory and the recurrent state of environments that are drawn."""

@@ -81,7 +81,7 @@ class PPOExperience(NamedTuple):
 class PPO(OnPolicyAgent[PPOConfig]):
     """Each trajectory is learned from ``epochs`` times in ``minibatches`` parts."""
 
-    uses_final_obs = True
+    uses_final_obs = has_popart = True
 
     def check_run(self, run: RunSpec) -> None:
         """Check that minibatches are of one size."""
@@ -211,17 +211,19 @@ class PPO(OnPolicyAgent[PPOConfig]):
         # Masking in the means alone would leave infinity times 0 in the gradient.
         log_ratio = jnp.where(batch.valid, log_ratio, 0.0)
         ratio = jnp.exp(log_ratio)
-        advantage = batch.advantage
+        target = batch.value + batch.advantage
+        scale, statistics, of_target = self.value_scale(networks, target, batch.valid)
+        advantage = batch.advantage / scale
         if config.normalize_advantages:
             advantage = masked_normalized(advantage, batch.valid)
         clipped = jnp.clip(ratio, 1.0 - config.ratio_clip, 1.0 + config.ratio_clip)
         gain = jnp.minimum(ratio * advantage, clipped * advantage)
 
-        target = batch.value + batch.advantage
-        square = jnp.square(output.value - target)
+        square = jnp.square((output.value - target) / scale)
         if config.value_clip:
-            change = jnp.clip(output.value - batch.value, -config.value_clip, config.value_clip)
-            square = jnp.maximum(square, jnp.square(batch.value + change - target))
+            reach = config.value_clip * scale
+            change = jnp.clip(output.value - batch.value, -reach, reach)
+            square = jnp.maximum(square, jnp.square((batch.value + change - target) / scale))
 
         policy_loss = masked_mean(-gain, batch.valid)
         value_loss = 0.5 * masked_mean(square, batch.valid)
@@ -235,7 +237,8 @@ class PPO(OnPolicyAgent[PPOConfig]):
             policy_loss += config.kl_coefficient * masked_mean(moved, batch.valid)
         loss, metrics = self.total_loss(policy_loss, value_loss, bonus, batch.obs, opt)
         outside = jnp.abs(ratio - 1.0) > config.ratio_clip
-        return loss, metrics | {
+        return loss + statistics, metrics | {
+            **of_target,
             "entropy": entropy,
             # Schulman 2020, "Approximating KL Divergence": unbiased and never negative.
             "approx_kl": masked_mean(ratio - 1.0 - log_ratio, batch.valid),

@@ -143,6 +143,12 @@ AGENTS: dict[str, Case] = {
         PPOConfig(normalize_observations=True, normalize_rewards=True, **_PPO),
         even={"minibatches": 1},
     ),
+    "ppo-popart": Case(
+        PPOConfig(popart=True, **_PPO), even={"minibatches": 1, "reward_scale": 1.0}
+    ),
+    "impala-popart": Case(
+        ImpalaConfig(popart=True, central_critic=True, **_ON_POLICY), even={"reward_scale": 1.0}
+    ),
     "dqn": Case(
         DQNConfig(
             initial_epsilon=0.5,

@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from sebulba.agent import LEARNER_AXIS, TRAJECTORY_SPEC, Agent
 from sebulba.agents.bases.normalization import ActingNetworks, Normalization, Statistics
 from sebulba.agents.configs.on_policy import OnPolicyConfig
+from sebulba.agents.kernels import popart
 from sebulba.agents.kernels.distributions import Gaussian, make_distribution
 from sebulba.agents.kernels.legal_actions import only_legal
 from sebulba.agents.kernels.normalization import reward_deviation
@@ -50,7 +51,7 @@ class StepState(NamedTuple):
     """What the last observation was normalised with; ``()`` where it was not."""
 
 
-VALUE_PARTS = ("value", "value_torso")
+VALUE_PARTS = (popart.HEAD, popart.SCALE, "value_torso")
 """Parts of the network that a central critic alone uses."""
 
 
@@ -82,13 +83,18 @@ class OnPolicyAgent(Agent[ConfigT]):
     ``masked_mean``. ``docs/agents/writing-an-agent.md`` has a whole one, in fifteen lines.
     """
 
+    has_popart = False
+    """Whether the loss asks ``value_scale``, which ``popart`` of the configuration needs."""
+
     def __init__(self, spec: EnvSpec, config: ConfigT) -> None:
         """Build network, distribution, normalisation and optimizer; no arrays are made.
 
         Raises:
-          UsageError: A space that the agent cannot take.
+          UsageError: A space or an option that the agent cannot take.
         """
         super().__init__(spec, config)
+        rule = f"is of PPO and Impala; the loss of {type(self).__name__} does not have it"
+        require(self.has_popart or not config.popart, "popart", True, rule, "use popart=False")
         self.normalization = Normalization(spec, config)
         self.distribution = make_distribution(spec.action_space)
         self.network = self.new_network()
@@ -186,6 +192,25 @@ class OnPolicyAgent(Agent[ConfigT]):
         if counts or not isinstance(distribution, Gaussian):
             return distribution.entropy(params)
         return jax.lax.stop_gradient(distribution.entropy_at(params, raw))
+
+    def value_scale(
+        self, networks: PyTree, target: jax.Array, valid: jax.Array
+    ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
+        """Return what value errors and advantages are divided by, a term of the loss, and metrics.
+
+        Without ``popart`` they are 1, 0 and none.
+
+        Args:
+          networks: As ``loss`` gets them.
+          target: ``[T, B]``, of values.
+          valid: ``[T, B]`` bool.
+        """
+        if not self.config.popart:
+            return jnp.float32(1), jnp.float32(0), {}
+        scale = networks[popart.SCALE]
+        new = popart.updated(scale, target, valid)
+        metrics = {f"target_{name}": new[name] for name in ("mean", "deviation")}
+        return new["deviation"], popart.telling(scale, new), metrics
 
     def total_loss(
         self,
@@ -335,6 +360,8 @@ class OnPolicyAgent(Agent[ConfigT]):
         return Experience(trajectory, initial_step_state.core, statistics)
 
     def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
+        if self.config.popart:
+            networks, grads = popart.rescaled(networks, grads)
         updates, opt = self._optimizer.update(grads, opt, networks)
         return optax.apply_updates(networks, updates), opt
 

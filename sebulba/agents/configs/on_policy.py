@@ -31,7 +31,7 @@ class OnPolicyConfig(CommonConfig):
     value_head = separate_value_torso = central_critic = False
     lstm_size, memory = 0, cast(Any, None)
     normalize_observations = normalize_rewards = False
-    final_entropy_coefficient = None
+    final_entropy_coefficient, popart = None, False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,6 +57,10 @@ class ActorCriticConfig(MemoryConfig, OnPolicyConfig):
     """Divide rewards by the running standard deviation of their discounted sum."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this, after any normalisation."""
+    popart: bool = False
+    """Learn values in units of the running mean and standard deviation of their targets (PopArt;
+    van Hasselt et al. 2016, arXiv 1602.07714), whatever the size of rewards is; in place of
+    reward_scale and normalize_rewards."""
     separate_value_torso: bool = False
     """Give the value its own torso instead of sharing the policy's; never with a memory."""
     central_critic: bool = False
@@ -70,6 +74,10 @@ class ActorCriticConfig(MemoryConfig, OnPolicyConfig):
         check_ranges(self, value_coefficient=(0, math.inf), trace_decay=(0, 1))
         if self.final_entropy_coefficient is not None:
             check_ranges(self, final_entropy_coefficient=(0, math.inf))
+        for name in ("reward_scale", "normalize_rewards") if self.popart else ():
+            value, rule = getattr(self, name), "cannot be combined with popart, which scales values"
+            remedy = f"use {name}={getattr(ActorCriticConfig, name)}, or popart=False"
+            require(value == getattr(ActorCriticConfig, name), name, value, rule, remedy)
         if self.lstm_size:
             object.__setattr__(self, "separate_value_torso", False)
         require(

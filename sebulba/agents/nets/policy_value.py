@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from sebulba.agents.configs.on_policy import OnPolicyConfig
+from sebulba.agents.kernels import popart
 from sebulba.agents.nets.encoder import Encoded
 from sebulba.agents.nets.torso import Core, Torso, dense
 from sebulba.types import PyTree
@@ -79,8 +80,13 @@ class ActorCritic(nn.Module):
                 encoded, final = (encoded, final) if of_critic is None else of_critic
                 features = value_torso(encoded)
                 final_features = () if final is None else value_torso(final)
-            head = dense(1, 1.0, "value")
+            head = dense(1, 1.0, popart.HEAD)
             value, final_value = jax.tree.map(
                 lambda x: head(x).reshape(is_first.shape), (features, final_features)
             )
+            if config.popart:
+                scale = self.param(popart.SCALE, lambda key: popart.new_statistics())
+                value, final_value = jax.tree.map(
+                    lambda x: popart.in_units_of_rewards(scale, x), (value, final_value)
+                )
         return ActorCriticOutput(params.reshape(*is_first.shape, -1), value, core, final_value)
