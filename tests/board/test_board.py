@@ -8,7 +8,6 @@ import html
 import http.client
 import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,10 +23,9 @@ from sebulba_board.run_details import films_of
 from sebulba.commands import cli
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.summary import RunSummary
+from tests.support.browser import shown_in_a_browser
 from tests.support.hostile_runs import SECRET, SPOILED, check_harmless, make_hostile_folder
 from tests.tools.test_comparison import CONFIG, make_run, make_self_play
-
-CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")
 
 
 class Answer(NamedTuple):
@@ -279,22 +277,9 @@ def test_no_page_of_a_hostile_run_does_anything(hostile):
         check_harmless(hostile.get(f"/diff?run={quote(word)}&run=script-in-values").text)
 
 
-def shown_in_a_browser(served: Served, path: str, profile: Path) -> str:
-    """Return the page as Chromium has it after five seconds of its own time, scripts run."""
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium here")
-    words = [
-        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"),
-        *(f"--user-data-dir={profile}", "--virtual-time-budget=5000"),
-        f"http://127.0.0.1:{served.port}{path}",
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
-    return done.stdout
-
-
 def test_a_browser_runs_nothing_of_theirs(hostile, tmp_path):
     for path in ("/", "/run/script-in-values", "/diff?run=script-in-values&run=good"):
-        page = shown_in_a_browser(hostile, path, tmp_path)
+        page = shown_in_a_browser(f"127.0.0.1:{hostile.port}{path}", tmp_path)
         check_harmless(page)
         assert "<title>owned" not in page and "does not answer" not in page
 
@@ -311,7 +296,7 @@ def test_an_open_page_shows_what_its_run_writes_next(tmp_path, board, monkeypatc
         return answer(request, page, status)
 
     monkeypatch.setattr(server, "_answer", answer_and_train)
-    shown = shown_in_a_browser(board, "/run/one", tmp_path / "profile")
+    shown = shown_in_a_browser(f"127.0.0.1:{board.port}/run/one", tmp_path / "profile")
     assert "678.5" not in asked[0] and "678.5" in words_of(shown)
     before, after = (re.findall(r"data:image/svg[^\"]*", page) for page in (asked[0], shown))
     assert before and before != after  # the curve

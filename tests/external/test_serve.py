@@ -22,12 +22,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from sebulba_external import serve
+from sebulba_external import http_front, serve
 from sebulba_external.client import Client
 from sebulba_external.http_front import HttpFront, _arrays
 from sebulba_external.serve import PolicyServer
 
 import sebulba
+from tests.support.browser import shown_in_a_browser
 
 TOKEN = "a token"
 
@@ -244,6 +245,24 @@ def test_pages_and_metrics(front: HttpFront) -> None:
     assert 'sebulba_act_seconds{quantile="0.99"}' in text
     assert json.loads(ask(front, "GET", "/example")[1]) == [0, 0, 0, 0]
     assert "<textarea" in ask(front, "GET", "/")[1]
+
+
+PERSON = """<script>
+setTimeout(() => { get("t").value = "TOKEN"; get("t").onchange(); }, 1000);
+setTimeout(() => { get("o").value = "[0, 0, 0.1, 0]"; get("b").click(); }, 2000);
+</script>"""
+"""Types the token and an observation, and presses the button."""
+
+
+@pytest.mark.parametrize(("token", "said"), [(TOKEN, '{"action": 1}'), ("wrong", "wrong Host")])
+def test_a_person_tries_an_observation_in_a_browser(
+    front: HttpFront, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str, said: str
+) -> None:
+    monkeypatch.setattr(http_front, "PAGE", http_front.PAGE + PERSON.replace("TOKEN", token))
+    page = shown_in_a_browser(front.address, tmp_path)
+    answer = re.findall(r'<pre id="a">(.*?)</pre>', page)[0]
+    assert said in answer
+    assert 'placeholder="token" hidden' not in page  # its first request was refused
 
 
 def test_what_cannot_be_served_is_refused(tmp_path: Path, server: PolicyServer) -> None:
