@@ -152,7 +152,7 @@ def test_it_is_trained_and_evaluated_with_another_delay(tmp_path, capsys):
 def test_the_figures_keep_each_training_and_repeat_none(monkeypatch, tmp_path):
     trainings = []
 
-    def measured(sees, delay, loss, seed, env_steps):
+    def measured(env, sees, delay, loss, seed, env_steps):
         trainings.append((sees, delay, loss, seed))
         return 500.0 - 40 * delay
 

@@ -140,13 +140,32 @@ def test_a_queue_grows_or_drops_what_is_old(make):
     endless = played(make(**options), 199)[-1][4]
     assert 95 <= endless["waiting"] <= 103 and endless["dropped"] == 0
     assert 900 < endless["mean_age_ms"] < 1100
-    newest = played(make(**options, rule="newest"), 190)[-1][4]
+    newest = played(make(**options, rule="newest_per_source"), 190)[-1][4]
     old = played(make(**options, rule="drop_old", capacity=1), 190)[-1][4]
     new = played(make(**options, rule="drop_new", capacity=1), 190)[-1][4]
     assert newest["mean_age_ms"] == old["mean_age_ms"] < new["mean_age_ms"] < 40
     assert newest["dropped"] > 80 and newest["waiting"] <= 1
     two = played(make(**options, threads=2), 199)[-1][4]
     assert two["waiting"] == 0
+
+
+def test_a_history_remembers_the_newest_numbers(make):
+    # Each observation is 7 ms old when it comes, and waits 10 ms longer than the one before it.
+    told = played(make(service_ms=30, via="direct", remembered=3), 20)[-1][4]
+    names = ("newest_age_ms", "largest_age_ms", "mean_age_ms", "least_age_ms")
+    assert [told[name] for name in names] == pytest.approx([207, 207, 197, 187])
+
+
+def test_an_agent_tells_another_one_over_the_network():
+    options = {"case": "words", "agents": 2, "own_actions": 1}
+    env = sebulba.make_env_factory("ns3:program", source=str(PROGRAM), **options)(1, [1])
+    rows, (name,) = [env.reset()], env.spec.groups
+    for action in (0, 1, 2, 1):
+        rows.append(env.step({name: np.full((1, 2), action, np.int32)}))
+    env.close()
+    heard = [row.obs[name][0, 1] for row in rows if row.acting[name][0, 1]]
+    assert len(heard) == 2 and [one[1] for one in heard] == [0, 2]  # of every other row
+    assert [one[0] for one in heard] == pytest.approx([5.0432] * 2, abs=1e-6)
 
 
 def test_own_actions_and_ages_are_added_to_the_observation(make):
@@ -219,6 +238,16 @@ def test_wrong_programs_are_told(make):
         make(case="nobody", agents=2)
     with pytest.raises(UsageError, match="needs the option source"):
         sebulba.make_env_factory("ns3:program")
+    for options, said in (
+        ({"via": "tpc"}, "via=tpc is none of udp, tcp, direct"),
+        ({"service_ms": -1}, "service_ms=-1 must be at least 0"),
+        ({"delay_ms": -5}, "a link needs a rate above 0 and a delay of at least 0"),
+        ({"link_mbps": 0}, "a link needs a rate above 0"),
+        ({"own_actions": 1e6}, "own_actions must be from 0 to 10,000"),
+        ({"rule": "newest"}, "the rule newest is none; use drop_new, drop_old or newest_per"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            make(EXAMPLE, **options)
 
 
 def test_a_program_without_messages_is_told():

@@ -38,7 +38,6 @@ class Reader : public Agent {
     ask({1000 * (message.arrived - message.born).GetSeconds(), message.data[0]}, message.born,
         message.from);
   }
-  void act(const Numbers&) override {}
 };
 
 class Cases : public Network {
@@ -75,18 +74,21 @@ class Cases : public Network {
     const int count = static_cast<int>(parameter("count", 1000));
     const auto ballast = static_cast<uint32_t>(parameter("ballast", 0));
     const double service = parameter("service_ms", 0), capacity = parameter("capacity", 1e9);
-    const std::string rule = parameter("rule", "drop_new");
+    const auto rule = Inference::rule_of(parameter("rule", "drop_new"));
     for (size_t i = 0; i < (kind_ == "nobody" ? 1 : agents().size()); ++i) {
-      auto& reader = add<Reader>("reader_" + std::to_string(i), nodes.Get(1));
+      auto& reader = add<Reader>("reader_" + std::to_string(i), nodes.Get(kind_ == "words" && i == 1 ? 0 : 1));
+      reader.ages = History(static_cast<size_t>(parameter("remembered", 1000)));
       if (service > 0) reader.inference.service = [=] { return MicroSeconds(std::llround(1000 * service)); };
       reader.inference.capacity = static_cast<size_t>(capacity);
       reader.inference.threads = static_cast<int>(parameter("threads", 1));
-      reader.inference.rule = rule == "drop_old" ? Inference::DROP_OLD
-                              : rule == "newest" ? Inference::NEWEST_PER_SOURCE
-                                                 : Inference::DROP_NEW;
+      reader.inference.rule = rule;
       readers_.push_back(&reader);
       auto& source = add<Source>("source_" + std::to_string(i), nodes.Get(0), first, period, count, ballast);
       if (kind_ == "nobody" || kind_ == "text") continue;
+      if (kind_ == "words" && i == 1) {  // it hears what the other one decides
+        connect(*readers_[0], reader, udp());
+        continue;
+      }
       auto& made = connect(source, reader, via == "tcp" ? tcp(interface) : via == "direct" ? direct(MilliSeconds(7)) : udp(interface));
       if (kind_ == "reconnect") reconnect(made, source, reader);
     }
@@ -108,7 +110,9 @@ class Cases : public Network {
   std::map<std::string, double> info() override {
     auto all = Network::info();
     all["waiting"] = readers_.empty() ? 0 : static_cast<double>(readers_[0]->num_waiting());
-    all["mean_age_ms"] = readers_.empty() ? 0 : 1000 * readers_[0]->ages.average();
+    const History ages = readers_.empty() ? History() : readers_[0]->ages;
+    all["mean_age_ms"] = 1000 * ages.average(), all["newest_age_ms"] = 1000 * ages.newest();
+    all["least_age_ms"] = 1000 * ages.least(), all["largest_age_ms"] = 1000 * ages.largest();
     return all;
   }
 

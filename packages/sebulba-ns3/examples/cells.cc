@@ -78,7 +78,7 @@ class Center : public Agent {
 class Cells : public Network {
  public:
   std::vector<AgentSpec> agents() override {
-    deployment_ = parameter("deployment", "center");
+    deployment_ = choice("deployment", {"center", "cells", "models"});
     const std::vector<Range> one(NUM_SEEN);
     if (deployment_ == "center")
       return {{.name = "center",
@@ -93,7 +93,7 @@ class Cells : public Network {
   }
 
   void build() override {
-    period_ = MilliSeconds(std::llround(parameter("period_ms", 50)));
+    period_ = MilliSeconds(std::llround(parameter("period_ms", 50, 1)));
     const double backhaul = parameter("backhaul_mbps", 10);
     NodeContainer center(1), masts(NUM_CELLS), users(NUM_CELLS * USERS_A_CELL);
     for (int i = 0; i < NUM_CELLS; ++i)
@@ -106,7 +106,7 @@ class Cells : public Network {
     const auto stations = lte->InstallEnbDevice(masts), radios = lte->InstallUeDevice(users);
     if (deployment_ == "center") decider_ = &add<Center>("center", center.Get(0), period_);
     auto* models = deployment_ == "models" ? &add<ModelServer>("models", center.Get(0),
-                                                               Seconds(parameter("every_s", 0.5)))
+                                                               Seconds(parameter("every_s", 0.5, 0.001)))
                                            : nullptr;
     const auto chance = CreateObject<UniformRandomVariable>();
     for (int i = 0; i < NUM_CELLS; ++i) {
@@ -136,12 +136,12 @@ class Cells : public Network {
       if (models != nullptr) connect(*models, agent, tcp());
     }
     Simulator::Schedule(period_ / 2, &Cells::judge, this);
-    Simulator::Schedule(Seconds(parameter("episode_s", 4)), [this] { end(false); });
+    Simulator::Schedule(Seconds(parameter("episode_s", 4, 0.1)), [this] { end(false); });
   }
 
   std::map<std::string, double> info() override {
     auto all = Network::info();
-    all["mbps"] = num_judged_ > 0 ? mbps_ / num_judged_ : 0;
+    all["mbps"] = mbps_ / std::max(1, num_judged_), all["worth"] = worth_ / std::max(1, num_judged_);
     return all;
   }
 
@@ -156,7 +156,7 @@ class Cells : public Network {
       for (int k = 0; k < USERS_A_CELL; ++k)
         all += site->mbps(k), worth += std::log(0.01 + site->mbps(k));
     constexpr int NUM_USERS = NUM_CELLS * USERS_A_CELL;
-    mbps_ += all / NUM_USERS, ++num_judged_;
+    mbps_ += all / NUM_USERS, worth_ += worth / NUM_USERS, ++num_judged_;
     if (decider_ != nullptr) decider_->earn(worth / NUM_USERS);
     for (Agent* agent : agents_in_cells_) agent->earn(worth / NUM_USERS);
     Simulator::Schedule(period_, &Cells::judge, this);
@@ -167,7 +167,7 @@ class Cells : public Network {
   Center* decider_ = nullptr;
   std::vector<Agent*> agents_in_cells_;
   std::vector<Site*> sites_;
-  double mbps_ = 0;
+  double mbps_ = 0, worth_ = 0;  // sums over the times at which it was judged
   int num_judged_ = 0;
 };
 

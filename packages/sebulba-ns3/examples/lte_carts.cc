@@ -48,16 +48,16 @@ class LteCarts : public Network {
     for (const char* name : {"agent_0", "agent_1"})
       all.push_back({.name = name,
                      .spaces = {.observation = {any, any, any, any}, .num_choices = 2},
-                     .own_actions = static_cast<int>(parameter("own_actions", 3))});
+                     .own_actions = static_cast<int>(parameter("own_actions", 3, 0))});
     return all;
   }
 
   void build() override {
     NodeContainer nodes(3);  // a server, and the carts
     link_nodes(*this, nodes, {.kind = "lte", .mbps = 1000, .delay_ms = 1, .apart_m = 100});
-    const Time episode = Seconds(parameter("episode_s", 10));
-    const double service = parameter("service_ms", 0);
-    const bool is_central = parameter("agents_on", "server") == "server";
+    const Time episode = Seconds(parameter("episode_s", 10, 0.1));
+    const double service = parameter("service_ms", 0, 0);
+    const bool is_central = choice("agents_on", {"server", "carts"}) == "server";
     for (uint32_t i = 0; i < 2; ++i) {
       const auto node = nodes.Get(1 + i);
       auto& agent = add<Agent>("agent_" + std::to_string(i), is_central ? nodes.Get(0) : node);

@@ -22,8 +22,8 @@ class PacedSender : public sebulba::Scenario {
   }
 
   void begin() override {
-    link_rate_ = 1e6 * parameter("link_mbps", 10);
-    const double others = 1e6 * parameter("others_mbps", 5);
+    link_rate_ = 1e6 * parameter("link_mbps", 10, 0.1);
+    const double others = 1e6 * parameter("others_mbps", 5, 0);
     nodes_.Create(2);
     PointToPointHelper link;
     link.SetDeviceAttribute("DataRate", DataRateValue(static_cast<uint64_t>(link_rate_)));

@@ -46,7 +46,7 @@ class RemoteCart : public Network {
     const Range any;
     return {{.name = "agent",
              .spaces = {.observation = {any, any, any, any}, .num_choices = 2},
-             .own_actions = static_cast<int>(parameter("own_actions", 0)),
+             .own_actions = static_cast<int>(parameter("own_actions", 0, 0)),
              .age = parameter("age", 0) == 1}};
   }
 
@@ -58,8 +58,12 @@ class RemoteCart : public Network {
                 .delay_ms = parameter("delay_ms", 5)});
 
     auto& agent = add<Agent>("agent", nodes.Get(1));
+    const double service = parameter("service_ms", 0, 0), room = parameter("capacity", 1e9, 0);
+    agent.inference = {.service = [=] { return MicroSeconds(std::llround(1000 * service)); },
+                       .capacity = static_cast<size_t>(room),
+                       .rule = Inference::rule_of(parameter("rule", "drop_new"))};
     auto& cart = add<Cart>("cart", nodes.Get(0), agent);
-    const std::string via = parameter("via", "udp");
+    const std::string via = choice("via", {"udp", "tcp", "direct"});
     const auto carried = via == "direct" ? direct() : via == "tcp" ? tcp() : udp();
     connect(cart, agent, carried), connect(agent, cart, carried);
   }

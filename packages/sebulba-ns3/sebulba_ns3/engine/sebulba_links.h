@@ -92,6 +92,8 @@ inline ns3::NetDeviceContainer lte(Network& network, const ns3::NodeContainer& n
 // no link it is interface 1. Phones of LTE can send once they are attached, after some 0.3 s.
 inline ns3::NetDeviceContainer link_nodes(Network& network, const ns3::NodeContainer& nodes,
                                           const Link& link = {}) {
+  if (!(link.mbps > 0 && link.delay_ms >= 0))
+    throw std::runtime_error("a link needs a rate above 0 and a delay of at least 0");
   for (uint32_t i = 0; i < nodes.GetN(); ++i)
     if (nodes.Get(i)->GetObject<ns3::Ipv4>() == nullptr)
       ns3::InternetStackHelper().Install(nodes.Get(i));

@@ -291,6 +291,15 @@ struct Inference {
   int threads = 1;
   double slowdown = 0;  // a service takes 1 + slowdown times as long for each other one beside it
   Rule rule = DROP_NEW;
+
+  // The rule that an option of the environment names.
+  static Rule rule_of(const std::string& name) {
+    if (name == "drop_new") return DROP_NEW;
+    if (name == "drop_old") return DROP_OLD;
+    if (name == "newest_per_source") return NEWEST_PER_SOURCE;
+    throw std::runtime_error("the rule " + name +
+                             " is none; use drop_new, drop_old or newest_per_source");
+  }
 };
 
 // An application that decides. Python decides for it; `act` gets the action when its service is over.

@@ -115,17 +115,30 @@ class Scenario {
   // Has the agents decide once this event is over.
   void decide_now() { is_due_ = true, ns3::Simulator::Stop(); }
   // Options of the environment; to be read in `spaces` or `begin`.
-  double parameter(const std::string& name, double otherwise) {
+  double parameter(const std::string& name, double otherwise, double least = -INFINITE) {
     const networks::Json* found = find(name);
     if (found == nullptr) return otherwise;
     if (!found->text.empty()) throw std::runtime_error(name + "=" + found->text + " is no number");
-    return found->number;
+    if (found->number >= least) return found->number;
+    std::ostringstream said;
+    said << name << "=" << found->number << " must be at least " << least;
+    throw std::runtime_error(said.str());
   }
   std::string parameter(const std::string& name, const std::string& otherwise) {
     const networks::Json* found = find(name);
     if (found == nullptr) return otherwise;
     if (found->text.empty()) throw std::runtime_error(name + " must be text");
     return found->text;
+  }
+  // One of `all`; the first one if no other is given.
+  std::string choice(const std::string& name, const std::vector<std::string>& all) {
+    const std::string found = parameter(name, all.front());
+    std::string known;
+    for (const auto& one : all) {
+      if (one == found) return found;
+      known += (known.empty() ? "" : ", ") + one;
+    }
+    throw std::runtime_error(name + "=" + found + " is none of " + known);
   }
 
  private:
@@ -164,6 +177,8 @@ class ScenarioEnv {
       for (const auto& agent : agents) {
         const auto& spaces = agent.spaces;
         if (spaces.observation.empty()) throw std::runtime_error("spaces(): no observation");
+        if (agent.own_actions < 0 || agent.own_actions > 10'000)
+          throw std::runtime_error("own_actions must be from 0 to 10,000");
         if (spaces.action.empty() == (spaces.num_choices == 0))
           throw std::runtime_error("spaces(): give either numbers or choices as actions");
         has_models |= agent.model;
