@@ -276,7 +276,8 @@ class LoopOptions:
     are several."""
     update_devices: tuple[int | str, ...] | None = None
     """Devices that update, by number or by name; None: as many of the others as divide
-    environments, batches and minibatches."""
+    environments, batches and minibatches. main=0 exploiter=1,2 gives members devices of their
+    own."""
     faults: FaultOptions = FaultOptions()
     """What a run does after a failure."""
     cluster: ClusterOptions = ClusterOptions()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -30,6 +30,7 @@ from sebulba.inference.places import Given, Places
 from sebulba.learning.peers import Peers
 from sebulba.learning.update import Updater
 from sebulba.options import ClusterOptions, DistributedOptions, LoopOptions
+from sebulba.support import plugins
 from sebulba.support.key_streams import UPDATE_STREAM
 from sebulba.transport.hand_off import HandOffToHost, HandOffToMesh
 from sebulba.transport.item import HandOff
@@ -76,6 +77,7 @@ def parts(
     options: LoopOptions,
     update_devices: Sequence[jax.Device],
     num_inferencers: int,
+    by_member: Mapping[str, Sequence[jax.Device]] | None = None,
     *,
     inference_only: bool = False,
 ) -> Parts:
@@ -83,6 +85,7 @@ def parts(
 
     Args:
       given: What Inferencers work with; its agent is the user's.
+      by_member: Update devices that members have for their own, by name.
       inference_only: Nothing is learned, so that there is no replay.
 
     Raises:
@@ -110,6 +113,9 @@ def parts(
             assert isinstance(agent, OffPolicyAgent)
             store = start_managers(agent, cluster)
             hand_off, updater = HandOffToHost(), ManagedUpdater(*of_updater, store=store)
+        elif by_member:
+            hand_off, new = (lambda item: item), plugins.parallel_members().parallel_updater
+            updater = new(agent, by_member, *of_updater[2:], schedule=options.schedule)
         else:
             updater = Updater(*of_updater)
         stack.pop_all()

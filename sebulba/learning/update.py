@@ -84,6 +84,9 @@ class Updater:
         """Return what ``read`` returns of a checkpoint, for ``place``."""
         return read(self._agent)
 
+    def published(self, version: int) -> None:
+        """Hear under which policy version the acting networks of now are published."""
+
     def put_back(self) -> None:
         """Put an experience back that was read and is kept elsewhere."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -12,6 +14,7 @@ import numpy as np
 from sebulba.agent import Agent
 from sebulba.errors import UsageError, shown
 from sebulba.options import LoopOptions
+from sebulba.support import plugins
 from sebulba.support.machine import num_cores
 from sebulba.types import EnvFactory, RunSpec
 
@@ -58,6 +61,10 @@ class Placed(NamedTuple):
     """The environments of all Inferencers share the cores."""
     about: str | None
     """A line for people on the number of Inferencers; None where nothing was chosen."""
+    by_member: dict[str, list[jax.Device]]
+    """Those of ``update`` that each member has for its own; empty where they learn on all."""
+    num_shares: int
+    """By how many the environments of an update are divided."""
 
 
 def place(
@@ -80,16 +87,21 @@ def place(
       UsageError: Devices break a rule.
     """
     inference = options.inference_devices if inference is None else inference
-    update = options.update_devices if update is None else update
+    update, counts = _of_members(options.update_devices if update is None else update)
+    if counts and options.distributed.is_on:
+        raise UsageError("update_devices by member are those of one host; leave out distributed")
     on_cpu = _infers_on_cpu(options, inference)
     steps = getattr(options, "steps_per_cycle", None)
     number = options.num_inferencers_per_device
     is_free = number is None
     few = FEW_INFERENCERS if number is None else number
     chosen = choose_devices(inference, update, what_fits(agent, num_envs, few, steps))
+    rest = iter(chosen[1])
+    by_member = {name: list(itertools.islice(rest, n)) for name, n in counts.items()}
+    learn = math.lcm(*counts.values()) if counts else len(chosen[1])
     if number is None:
         number = _num_inferencers(options, factory, on_cpu)
-        infer, learn = map(len, chosen)
+        infer = len(chosen[0])
         sizes = [RunSpec(num_envs, n * infer, steps or 1, learn) for n in (number, few)]
         if (steps is None and hasattr(agent.config, "replay")) or (
             not _accepts(agent, sizes[0]) and _accepts(agent, sizes[1])
@@ -100,7 +112,15 @@ def place(
     if share is not None and options.cluster.address in ("threads", "processes"):
         factory = share(max(1, number) * len(chosen[0]), on_cpu=on_cpu)
     about = _about(options, factory, on_cpu, num_envs) if is_free else None
-    return Placed(options, factory, *chosen, not on_cpu, about)
+    return Placed(options, factory, *chosen, not on_cpu, about, by_member, learn)
+
+
+def _of_members(update: Devices) -> tuple[Devices, dict[str, int]]:
+    """Return devices, and how many of them each member has, where words such as main=0,1 say so."""
+    words = list(update) if isinstance(update, Sequence) and not isinstance(update, str) else []
+    if not any(isinstance(word, str) and "=" in word for word in words):
+        return update, {}
+    return plugins.parallel_members().devices_of(words)
 
 
 def _infers_on_cpu(options: LoopOptions, inference: Devices) -> bool:

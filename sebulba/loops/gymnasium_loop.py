@@ -156,7 +156,7 @@ class GymnasiumLoop:
         )
         options = placed.options
         self.inference_devices, self.update_devices = placed.inference, placed.update
-        devices = len(self.update_devices)
+        devices = placed.num_shares
         check_divisible("num_envs", num_envs, devices, f"the {devices} update devices")
         self.num_envs = num_envs
         kind = cycle if callable(cycle) else options.cycle
@@ -165,6 +165,7 @@ class GymnasiumLoop:
             options,
             self.update_devices,
             self.num_inferencers,
+            placed.by_member,
             inference_only=inference_only,
         )
         agent = self.agent = self._parts.agent
@@ -247,10 +248,11 @@ class GymnasiumLoop:
             return jax.jit(lambda key: self._new_state(key, run_spec))(key)
 
     def _memory_in_words(self, steps_per_cycle: int) -> contextlib.AbstractContextManager[None]:
-        sizes = RunSpec(
-            self.num_envs, self.num_inferencers, steps_per_cycle, len(self.update_devices)
-        )
-        return memory_in_words(self.agent, sizes, self._options.queue_size)
+        return memory_in_words(self.agent, self._sizes(steps_per_cycle), self._options.queue_size)
+
+    def _sizes(self, steps: int) -> RunSpec:
+        shares, hosts = self.placed.num_shares, self._session.num_hosts
+        return RunSpec(self.num_envs, self.num_inferencers, steps, shares, hosts)
 
     def _new_state(self, key: jax.Array, run_spec: RunSpec) -> AgentState:
         """Return a new state; each host has step states of its own, and all else alike."""
@@ -267,13 +269,7 @@ class GymnasiumLoop:
     def run_spec(self, steps_per_cycle: int) -> RunSpec:
         """Return the sizes of a run; UsageError if the agent breaks its contract at these."""
         check_count("steps_per_cycle", steps_per_cycle)
-        run_spec = RunSpec(
-            self.num_envs,
-            self.num_inferencers,
-            steps_per_cycle,
-            len(self.update_devices),
-            self._session.num_hosts,
-        )
+        run_spec = self._sizes(steps_per_cycle)
         if run_spec != self._checked:
             self.agent = self._session.agent = self.agent.for_run(run_spec)
             check_contract(self.agent, run_spec, learns=not self._session.inference_only)
@@ -286,12 +282,14 @@ class GymnasiumLoop:
         def names(devices: Sequence[jax.Device]) -> str:
             return ", ".join(f"{d.platform}:{d.id}" for d in devices)
 
+        of_members = (f"{n} on {names(own)}" for n, own in self.placed.by_member.items())
+        updates = ", ".join(of_members) or f"on {names(self.update_devices)}"
         kinds = {inferencer.run_cycle.kind for inferencer in self._session.inferencers}
         how = f"; {'/'.join(sorted(kinds))} cycles ({'; '.join(sorted(self._maker.reasons))})"
         return (
             f"{self.num_inferencers} Inferencer{'s' * (self.num_inferencers > 1)} x "
             f"{self.num_envs} environment{'s' * (self.num_envs > 1)} on "
-            f"{names(self.inference_devices)}; updates on {names(self.update_devices)}; "
+            f"{names(self.inference_devices)}; updates {updates}; "
             f"{self._options.schedule}{how if kinds else ''}{self._parts.peers}"
         )
 

@@ -61,6 +61,7 @@ class Records:
             inferencer.dropped_cycles = 0
         if self.window.is_empty and self._last is not None:
             return self._last | {"dropped_cycles": counters.dropped_cycles}
+        self._updater.wait()  # for all that belongs to this record
         return self._close_window()
 
     def _close_window(self) -> dict[str, Any]:

@@ -267,6 +267,7 @@ class UpdateLoop:
             if self._acting is None:
                 self._acting = self._updater.acting_networks()
             version = self._session.counters.policy_version
+            self._updater.published(version)
             if self._banks is None:
                 bank = self._updater.bank()
                 self._banks = {device: on_device(bank, device) for device in self._session.staging}

@@ -7,6 +7,7 @@ one of its names is used, so one that is broken stops nobody who uses another.
 from __future__ import annotations
 
 import functools
+import importlib
 import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -158,6 +159,14 @@ def env_entry(env_id: str, ours: Iterable[str] = ()) -> EntryPoint | None:
     """
     prefix = prefix_of(env_id)
     return None if prefix is None else find(ENVIRONMENTS, prefix, ours)
+
+
+def parallel_members() -> Any:
+    """Return the module that has members learn on devices of their own."""
+    try:
+        return importlib.import_module("sebulba_league.parallel")
+    except ModuleNotFoundError as error:
+        raise NotInstalledError(f"update_devices by member is {not_installed(_LEAGUE)}") from error
 
 
 def prefix_of(env_id: str) -> str | None:

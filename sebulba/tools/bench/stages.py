@@ -20,7 +20,7 @@ import numpy as np
 from sebulba.agent import Agent, AgentState
 from sebulba.cluster.parts import new_places
 from sebulba.configs.experiment import ExperimentConfig
-from sebulba.errors import EnvError
+from sebulba.errors import EnvError, UsageError
 from sebulba.inference.cores import Cores, threads_run_on
 from sebulba.inference.cycle import Cycle, CyclePrograms
 from sebulba.inference.inferencer import INFERENCER_PHASES
@@ -119,6 +119,8 @@ class Stages:
         self._config = config = self._placed.options
         self._seconds = seconds
         update_devices, factory = self._placed.update, self._placed.factory
+        if self._placed.by_member:
+            raise UsageError("sebulba bench measures one update; give update_devices without names")
         self._mesh = UpdateMesh(update_devices)
         self.per_device = max(1, config.num_inferencers_per_device or 0)
         """Inferencers of an inference device."""
