@@ -32,7 +32,7 @@ PPO = PPOConfig(torso=TorsoConfig(hidden_sizes=(256, 256)), epochs=4, minibatche
 def fed() -> tuple[ParallelUpdater, Item]:
     """Return the learners of two members, and a trajectory that they are fed."""
     spec = compile_tree(Population({"main": NODE, "exploiter": Population({"other": NODE})}))
-    agent = make_agent(spec, MultiAgentConfig({"*/*": PPO}))
+    agent: Any = make_agent(spec, MultiAgentConfig({"*/*": PPO}))
     *update, inference = jax.devices()
     own = {name: [device] for name, device in zip(agent.members, update, strict=True)}
     updater: Any = parallel_updater(agent, own, jax.random.key(1), schedule="lockstep")
@@ -40,8 +40,9 @@ def fed() -> tuple[ParallelUpdater, Item]:
     state = agent.new_state(jax.random.key(0), RUN)
     updater.place(state)
     rows = agent.empty_trajectory(agent.acting_networks(state.networks, state.experience), RUN)
-    step = state.step[0]
-    return updater, Item(*jax.device_put((rows, step, step), inference), ())  # type: ignore[arg-type]
+    rows, step = jax.device_put((rows, state.step[0]), inference)
+    no_infos: Any = ()
+    return updater, Item(rows, step, step, no_infos)
 
 
 def main() -> None:
