@@ -52,7 +52,7 @@ class PQNConfig(MemoryConfig, CommonConfig):
 
     # Constants, which other agents have as options.
     value_head = True
-    central_critic = dueling = noisy = False
+    central_critic = dueling = noisy = popart = False
     head_hidden_sizes = ()
     final_entropy_coefficient, kl_coefficient, magnet_rate = None, 0.0, 0.0
 
