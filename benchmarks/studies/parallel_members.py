@@ -1,6 +1,8 @@
 """Two members at once or in turn: ``python -m benchmarks.studies.parallel_members``.
 
-Each learns from fed trajectories, with the same program, on a CPU device that has one thread.
+Each learns from fed trajectories, with the same program, on a CPU device of one core. XLA's
+programs take all cores that they get, so in turn all threads of the process have one core, and at
+once two. A third row has both cores in turn.
 """
 
 from __future__ import annotations
@@ -55,8 +57,11 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     updater, item = fed()
     due = PPO.epochs * PPO.minibatches
+    all_cores = sorted(os.sched_getaffinity(0))
 
-    def seconds(*, at_once: bool) -> float:
+    def seconds(*, at_once: bool, cores: int) -> float:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), all_cores[:cores])
         began = time.perf_counter()
         for _ in range(given.trajectories):
             for one in updater.learners:
@@ -66,14 +71,19 @@ def main() -> None:
         updater.wait()
         return time.perf_counter() - began
 
-    cases = {"at once": lambda: seconds(at_once=True), "in turn": lambda: seconds(at_once=False)}
+    cases = {
+        "at once, a core each": lambda: seconds(at_once=True, cores=2),
+        "in turn, one core": lambda: seconds(at_once=False, cores=1),
+        "in turn, two cores": lambda: seconds(at_once=False, cores=2),
+    }
     figures = harness.interleave(cases, given.rounds)
     for name, times in figures.items():
         print(
             f"{name}: {statistics.median(times):.3f} s, from {min(times):.3f} to {max(times):.3f}"
         )
-    at_once, in_turn = (statistics.median(figures[name]) for name in ("at once", "in turn"))
-    print(f"ratio of medians: {in_turn / at_once:.2f}, on {os.cpu_count()} cores")
+    at_once, *in_turn = (statistics.median(times) for times in figures.values())
+    for name, seconds_in_turn in zip(list(cases)[1:], in_turn, strict=True):
+        print(f"{name}, over at once: {seconds_in_turn / at_once:.2f}")
     updater.close()
 
 
