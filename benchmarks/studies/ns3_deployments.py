@@ -119,6 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = json.loads(Path(given.json).read_text())["runs"] if Path(given.json).exists() else []
     if not any(run["deployment"] == FIXED for run in runs):
         runs.append(with_fixed_powers())
+        write_json(given.json, {"runs": runs, "machine": machine()})
     for seed in range(given.seeds):
         for backhaul in given.backhauls:
             for deployment in DEPLOYMENTS:

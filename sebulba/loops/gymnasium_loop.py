@@ -157,7 +157,10 @@ class GymnasiumLoop:
         options = placed.options
         self.inference_devices, self.update_devices = placed.inference, placed.update
         devices = placed.num_shares
-        check_divisible("num_envs", num_envs, devices, f"the {devices} update devices")
+        what = f"the {devices} update devices"
+        if placed.by_member:
+            what = f"{devices}, as each member splits them over devices of its own"
+        check_divisible("num_envs", num_envs, devices, what)
         self.num_envs = num_envs
         kind = cycle if callable(cycle) else options.cycle
         self._parts = parts(

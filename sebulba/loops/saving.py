@@ -171,6 +171,7 @@ class Saving:
 
     def _check_finite(self) -> None:
         """Raise NotFiniteError rather than save networks from which training cannot go on."""
+        self._updater.wait()  # raises what has failed
         if not self._updater.is_whole():
             raise NotFiniteError(
                 f"the networks are not finite after {self._session.counters.updates} updates, and "

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import sebulba
@@ -14,6 +15,7 @@ from sebulba.agents.configs import ImpalaConfig, OptimizerConfig, PPOConfig, Tor
 from sebulba.agents.configs.on_policy import ActorCriticConfig
 from sebulba.agents.kernels import popart
 from sebulba.agents.kernels.optimizer import masked_mean
+from sebulba.agents.ppo import PPO
 from sebulba.agents.simple_policy_gradient import SimplePolicyGradient
 from sebulba.errors import UsageError
 from sebulba.policies.policy import load_policy, save_policy
@@ -155,10 +157,13 @@ def test_a_loss_of_larger_rewards_is_the_same_but_for_its_units(name: str) -> No
 
         (total, (_, metrics)), grads = with_axis(loss)(networks, experience, jax.random.key(1))
         learned, _ = jax.jit(fed.agent.optimize)(networks, fed.opt, grads)
-        return float(total), metrics, learned
+        return float(total), metrics, learned, grads
 
-    (total, metrics, one), (large_total, large_metrics, large) = map(networks_after, (1.0, 1024.0))
+    few, many = map(networks_after, (1.0, 1024.0))
+    (total, metrics, one, grads), (large_total, large_metrics, large, large_grads) = few, many
     assert large_total == pytest.approx(total, rel=1e-3, abs=1e-5)
+    norms = [float(optax.tree.norm(x)) for x in (large_grads, grads)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3), "statistics tell little of themselves"
     for name in ("target_mean", "target_deviation"):
         assert float(large_metrics[name]) == pytest.approx(1024 * float(metrics[name]), rel=1e-3)
     for part in (popart.HEAD, "torso", "policy"):
@@ -180,6 +185,15 @@ def test_rewards_are_not_scaled_twice(config: Any, other: dict[str, Any]) -> Non
 def test_an_agent_whose_loss_lacks_it_refuses_it() -> None:
     with pytest.raises(UsageError, match="popart=True is of PPO and Impala; the loss of Simple"):
         SimplePolicyGradient(SPEC, ActorCriticConfig(popart=True))  # type: ignore[arg-type]
+
+
+def test_networks_without_statistics_refuse_it() -> None:
+    class Own(PPO):
+        def new_networks(self, key: jax.Array) -> Any:
+            return {"torso": jax.random.normal(key, (4, 2))}
+
+    with pytest.raises(UsageError, match="popart=True needs networks that have 'value_scale'; th"):
+        Own(SPEC, PPOConfig(popart=True))
 
 
 # Runs.

@@ -132,6 +132,10 @@ class Learners:
         self._published: PyTree = None
         self._lags: list[int] = []
         self._cycle = 0
+        self.newest_metrics: dict[str, float] = {}
+        """Those that ``take_metrics`` returned last."""
+        self.has_learned = False
+        """Whether there was an update."""
         self._metrics: dict[str, float] = {}
         self._metrics_wanted = False
         self._tasks: collections.deque[Future] = collections.deque()
@@ -141,6 +145,7 @@ class Learners:
 
     def begin(self, run: RunSpec) -> None:
         """Prepare for runs of these sizes."""
+        self.settle()  # a run that was interrupted may have left a task
         run = dataclasses.replace(run, num_update_devices=len(self.devices))
         self._part = self._part.for_run(run)
         self.updater.begin(run)
@@ -202,13 +207,14 @@ class Learners:
     def take_metrics(self) -> dict[str, float]:
         """Return metrics of their updates; while they learn, those of the time before.
 
-        Then the thread takes them, where there were none, after the trajectory in hand.
+        Then the thread takes them after the trajectory in hand, for the next time.
         """
         is_busy = bool(self.in_hand())
         if not is_busy:
             self._take_metrics()
         means, self._metrics = self._metrics, {}
-        self._metrics_wanted = is_busy and not means
+        self._metrics_wanted = is_busy
+        self.newest_metrics = means or self.newest_metrics
         lags, self._lags = self._lags, []
         if means and lags:
             means |= {f"{self.name}/policy_lag": sum(lags) / len(lags)}
@@ -227,6 +233,7 @@ class Learners:
         self.updater.wait()
         if acting is not None:
             self.acting = jax.block_until_ready(acting)
+        self.has_learned = self.has_learned or due > 0
         if self._metrics_wanted:
             self._metrics_wanted = False
             self._take_metrics()
@@ -319,6 +326,9 @@ class ParallelUpdater(Updater):
             one.missed += one not in idle
         while all(tasks := [one.in_hand() for one in self.learners]):
             wait([of_set[0] for of_set in tasks], return_when=FIRST_COMPLETED)
+        for one in self.learners:
+            if not one.has_learned:  # while it compiles, a short run would pass
+                one.finish()
         return self._newest()
 
     def _newest(self) -> PyTree:
@@ -347,8 +357,9 @@ class ParallelUpdater(Updater):
         if not taken:
             return {}
         whole = {name: mean for means in taken for name, mean in means.items()}
-        whole[LOSS] = sum(means[LOSS] for means in taken)
-        whole[GRAD_NORM] = math.hypot(*(means[GRAD_NORM] for means in taken))
+        newest = [one.newest_metrics for one in self.learners if one.newest_metrics]
+        whole[LOSS] = sum(means[LOSS] for means in newest)
+        whole[GRAD_NORM] = math.hypot(*(means[GRAD_NORM] for means in newest))
         if not self._waits_for_all:
             whole |= {f"{one.name}/missed": float(one.missed) for one in self.learners}
         return whole

@@ -110,6 +110,9 @@ class OnPolicyAgent(Agent[ConfigT]):
         self._optimizer = make_optimizer(config.learning_rate, config.optimizer)
         # Refuses an observation space here rather than in a thread.
         networks = jax.eval_shape(self.new_networks, jax.eval_shape(jax.random.key, 0))
+        rule = f"needs networks that have {popart.SCALE!r}; those of {type(self).__name__} do not"
+        has_scale = isinstance(networks, dict) and popart.SCALE in networks
+        require(has_scale or not config.popart, "popart", True, rule, "use popart=False")
         self.updates_in_one_program = not has_convolutions(networks)
 
     def new_network(self) -> Any:

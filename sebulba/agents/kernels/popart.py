@@ -21,6 +21,8 @@ RATE = 3e-4
 """Step size of the statistics; the first steps are larger, so that they have no bias to zero."""
 BOUNDS = 1e-4, 1e6
 """Of the deviation."""
+TOLD = 2.0**-20
+"""What ``telling`` multiplies changes by, so that they do not show in the norm of gradients."""
 
 Statistics = dict[str, jax.Array]
 
@@ -68,12 +70,13 @@ def telling(scale: Statistics, new: Statistics) -> jax.Array:
         "deviation": new["deviation"] / old["deviation"] - 1.0,
         "weight": new["weight"] - old["weight"],
     }
-    return sum((changes[name] * (scale[name] - old[name]) for name in scale), jnp.float32(0))
+    return TOLD * sum((changes[name] * (scale[name] - old[name]) for name in scale), jnp.float32(0))
 
 
 def rescaled(networks: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
     """Return networks with new statistics that say what they did, and their gradients."""
-    scale, changes, head = networks[SCALE], grads[SCALE], networks[HEAD]
+    scale, head = networks[SCALE], networks[HEAD]
+    changes = jax.tree.map(lambda x: x / TOLD, grads[SCALE])
     growth, shift = 1.0 + changes["deviation"], changes["mean"]
     new = {
         "mean": scale["mean"] + shift * scale["deviation"],

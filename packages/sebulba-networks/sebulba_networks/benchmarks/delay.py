@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     at_least(1, "seeds", given.seeds)
     runs = json.loads(Path(given.json).read_text())["runs"] if Path(given.json).exists() else []
+    runs = [{"env": "CartPole-v1", **run} for run in runs]  # files of before there were others
     cases = [(delay, 0.0) for delay in given.delays]
     cases += [(LOSSY_DELAY, loss) for loss in given.losses if loss]
     for seed in range(given.seeds):
