@@ -128,6 +128,8 @@ def test_powers_of_four_cells_are_set_from_a_center_or_in_each_cell(deployment):
                 break
         if deployment == "models":
             assert env.versions.tolist() == [[2] * 4]
+        first, second = (type(env).metrics_of([env]) for _ in range(2))
+        assert first["info/bytes"] == told[-1]["bytes"] and "info/bytes" not in second
         env.close()
         earned[power] = np.mean([jax.tree.leaves(row.reward)[0].mean() for row in rows[3:]])
     assert 15 <= len(rows) <= 22 and rows[-1].episode_end[0]

@@ -66,12 +66,14 @@ class ModelsAdapter(ProgramAdapter):
 
     @staticmethod
     def metrics_of(adapters: Sequence[Any]) -> dict[str, float]:
-        """Return how many publishes ago the models were that acted, and how many were clipped."""
+        """Return how many publishes ago models were that acted, too, and how many were clipped."""
         lags = [lag for one in adapters for lag in one._lags]
         for one in adapters:
             one._lags = []
         clipped = float(sum(one.num_clipped for one in adapters))
-        return {"model_lag_mean": float(np.mean(lags)) if lags else 0.0, "models_clipped": clipped}
+        lag = float(np.mean(lags)) if lags else 0.0
+        told = ProgramAdapter.metrics_of(adapters)
+        return {**told, "model_lag_mean": lag, "models_clipped": clipped}
 
     def marks(self) -> list[np.ndarray]:
         """Return what is kept of versions beside the state."""

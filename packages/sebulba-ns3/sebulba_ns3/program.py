@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -51,6 +52,7 @@ class ProgramAdapter(PoolAdapter):
             for group, places in self._places.items()
         }
         self._is_one = isinstance(spec, EnvSpec)
+        self._ended: list[dict[str, float]] = []
         self._is_warned = False
         checked = check_seeds(seeds, len(seeds))
         pool = ProcessPool(library, program.options, checked, step_timeout_s)
@@ -81,6 +83,16 @@ class ProgramAdapter(PoolAdapter):
         assert isinstance(self._pool, ProcessPool)
         return parse_json(self._pool.report(row))
 
+    @staticmethod
+    def metrics_of(adapters: Sequence[Any]) -> dict[str, float]:
+        """Return ``info/NAME``: means over the episodes that ended since the last time."""
+        ended = []
+        for one in adapters:
+            since, one._ended = one._ended, []
+            ended += since
+        names = ended[0] if ended else ()
+        return {f"info/{n}": math.fsum(told[n] for told in ended) / len(ended) for n in names}
+
     def fused(self) -> str:
         return "ns-3 runs in processes of its own"
 
@@ -94,6 +106,7 @@ class ProgramAdapter(PoolAdapter):
         obs = rows.obs.reshape(self.num_envs, num_agents, -1)
         for told in self._told(obs[rows.episode_end, 0]):
             self._warn_of_silence(told)
+            self._ended.append(told)
             if self.on_end is not None:
                 self.on_end(told)
 
