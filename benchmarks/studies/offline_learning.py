@@ -64,7 +64,7 @@ CHANGES: dict[str, dict[str, list[str]]] = {
     "hopper-replay": {
         "bc": NORMALIZED,
         "iql": [*FAST_TARGET, "--agent.reward-scale", "1"],
-        "rebrac": [*FAST_TARGET, *CORL_HOPPER],
+        "rebrac": [*FAST_TARGET, *CORL_HOPPER, "--agent.torso.layer-norm"],
     },
     "halfcheetah-replay": {
         "bc": NORMALIZED,

@@ -66,6 +66,7 @@ def package_env(env: str) -> Any:
     if name not in found:
         known = [f"{env[: -len(name)]}{one}" for one in found] if name else [*map(str, found)]
         hint = nearest(env, known) or f"; it has {', '.join(known)}"
+        hint += getattr(found, "remedy", "")
         raise UsageError(f"env={env!r} is not an environment of the package {package}{hint}")
     return found[name]
 

@@ -136,6 +136,8 @@ def test_every_id_of_gymnasium_is_one_behind_a_network():
     assert spec.observation_space["actions"].shape == (6,)
     with pytest.raises(UsageError, match="the nearest are networked:CartPole-v1"):
         make_env_factory("networked:CartPoles-v1")
+    with pytest.raises(UsageError, match=r"'networked:minigrid:X'.*--env.id MODULE:ID --env.wrap"):
+        make_env_factory("networked:minigrid:X")
 
 
 def test_it_is_trained_and_evaluated_with_another_delay(tmp_path, capsys):

@@ -259,6 +259,12 @@ class _Environments(Mapping[str, _Maker]):
     An id with a colon is none: Gymnasium would import the module before the colon without asking.
     """
 
+    remedy = (
+        "; around an environment of another package, use --env.id MODULE:ID --env.wrappers "
+        '"sebulba_networks.networked:Networked(delay=5)"'
+    )
+    """Said where a name is none of these."""
+
     def __getitem__(self, name: str) -> _Maker:
         if name not in gymnasium.registry:
             raise KeyError(name)
