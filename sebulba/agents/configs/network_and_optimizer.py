@@ -159,10 +159,10 @@ class OptimizerConfig:
 class MemoryConfig:
     """Hyper-parameters of an agent that may have a memory; it goes before a base."""
 
-    memory: Literal["lstm", "gru"] | None = None
-    """Recurrent network between torso and heads. What does not go with one is adapted: policy and
-    value share the torso, and minibatches are of whole environments. None: lstm, if lstm_size is
-    above 0."""
+    memory: Literal["lstm", "gru", "lru", "gtrxl"] | None = None
+    """Between torso and heads: a recurrent network, which in lru is linear, or gtrxl: attention to
+    the last 64 steps. What does not go with a memory is adapted: policy and value share the torso,
+    and minibatches are of whole environments. None: lstm, if lstm_size is above 0."""
     lstm_size: int = 0
     """Units of the memory; 0: no memory, or 64 units where memory names one."""
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from sebulba.agents.configs import TorsoConfig
 from sebulba.agents.nets.encoder import Encoded
+from sebulba.agents.nets.memories import LRU, WINDOW, GTrXL
 from sebulba.errors import UsageError, shown
 from sebulba.support.user_code import load_attribute
 from sebulba.types import PyTree
@@ -240,8 +241,8 @@ class Core(nn.Module):
         their outputs follow from the state before the row, and the state does not go on from them.
 
         Returns:
-          The state after row T-1, leaves ``[B, size]``; outputs ``[T * B, size]``, and those of
-          ``final``.
+          The state after row T-1, as ``zero_core`` describes it; outputs ``[T * B, size]``, and
+          those of ``final``.
         """
 
         def row(cell: Any, state: PyTree, x: PyTree) -> tuple[Any, PyTree]:
@@ -251,21 +252,28 @@ class Core(nn.Module):
             state, output = cell(state, features_t)
             return state, (output, of_final)
 
-        scan = nn.scan(row, variable_broadcast="params", split_rngs={"params": False})
-        kind: Any = nn.GRUCell if self.memory == "gru" else nn.OptimizedLSTMCell
-        cell = kind(self.size, recurrent_kernel_init=orthogonal(1.0))
         rows, final_rows = jax.tree.map(lambda x: x.reshape(*is_first.shape, -1), (features, final))
-        state, outputs = scan(cell, state, (rows, is_first, final_rows))
+        if self.memory in ("lru", "gtrxl"):
+            at_once: Any = LRU if self.memory == "lru" else GTrXL
+            state, outputs = at_once(self.size)(state, rows, is_first, final_rows)
+        else:
+            scan = nn.scan(row, variable_broadcast="params", split_rngs={"params": False})
+            kind: Any = nn.GRUCell if self.memory == "gru" else nn.OptimizedLSTMCell
+            cell = kind(self.size, recurrent_kernel_init=orthogonal(1.0))
+            state, outputs = scan(cell, state, (rows, is_first, final_rows))
         return state, jax.tree.map(lambda x: x.reshape(is_first.size, -1), outputs)
 
 
 def zero_core(config: Any, num_envs: int) -> PyTree:
     """Return the state of a ``Core`` of B environments before any step; ``()`` for no memory.
 
-    It is ``[B, size]`` of a GRU, and two of these of an LSTM.
+    It is ``[B, size]`` of a GRU, two of these of an LSTM, and also of an LRU: real and imaginary
+    part. Of a GTrXL it is the last 64 inputs ``[B, 64, size]``, and how many there are, ``[B]``.
     """
     if not config.lstm_size:
         return ()
+    if config.memory == "gtrxl":
+        return jnp.zeros((num_envs, WINDOW, config.lstm_size)), jnp.zeros(num_envs)
     parts = [jnp.zeros((num_envs, config.lstm_size)) for _ in range(2)]
     return parts[0] if config.memory == "gru" else tuple(parts)
 
