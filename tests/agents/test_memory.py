@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -16,6 +17,8 @@ from sebulba.configs.presets import NEUTRAL
 from sebulba.errors import UsageError
 from sebulba.runs.build import build_agent, notes_of_memory
 from sebulba.runs.read_config import parse
+from tests.agents import test_suite as suite
+from tests.support.agent_suite import AGENTS
 
 ALONE: Any = {"num_inferencers_per_device": 1, "inference_devices": [0], "update_devices": [0]}
 WITH_MEMORY = ("ppo", "impala", "r2d2")
@@ -277,3 +280,16 @@ def test_no_kernel_is_taken_for_that_of_a_convolution(memory: str) -> None:
 def test_the_state_of_an_lstm_has_two_parts_and_no_memory_has_none() -> None:
     assert [x.shape for x in zero_core(R2D2Config(lstm_size=5), 2)] == [(2, 5), (2, 5)]
     assert zero_core(PPOConfig(), 2) == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "memory"), [("ppo", "lru"), ("r2d2", "gtrxl")])
+def test_an_agent_is_the_same_on_four_devices_and_learns_from_what_happened(
+    name: str, memory: str, monkeypatch: Any
+) -> None:
+    case = AGENTS[name]
+    changed = dataclasses.replace(case.config, memory=memory, lstm_size=8)  # type: ignore[arg-type]
+    monkeypatch.setitem(AGENTS, name, dataclasses.replace(case, config=changed, remembers=True))
+    suite.TestUpdates().test_four_devices_are_one(name)
+    suite.TestUpdates().test_masked_cells_change_nothing(name)
+    suite.test_what_is_learned_from_is_what_happened(name)

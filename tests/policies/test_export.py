@@ -54,6 +54,8 @@ POLICIES: dict[str, tuple[Any, Any, Any]] = {
     "CNN, discrete": (ImpalaConfig(torso=SIZES), IMAGE, CHOICE),
     "LSTM, discrete": (ImpalaConfig(torso=SIZES, lstm_size=8), FLAT, CHOICE),
     "LSTM, continuous": (PPOConfig(torso=SIZES, lstm_size=8), FLAT, FORCE),
+    "LRU, continuous": (PPOConfig(torso=SIZES, memory="lru", lstm_size=8), FLAT, FORCE),
+    "GTrXL, discrete": (ImpalaConfig(torso=SIZES, memory="gtrxl", lstm_size=8), FLAT, CHOICE),
     "CNN and LSTM": (ImpalaConfig(torso=SIZES, lstm_size=8), IMAGE, CHOICE),
     "LSTM, 64 bits": (
         ImpalaConfig(torso=SIZES, lstm_size=8),
@@ -99,7 +101,7 @@ def test_it_equals_the_policy(name, form, tmp_path):
     acting = acting_of(policy, 8)
     run = FORMS[form](acting, tmp_path / "policy")
     assert largest_difference(policy, acting, run) <= 1e-5
-    assert bool(acting.initial) == ("LSTM" in name or name == "R2D2")
+    assert bool(acting.initial) == bool(getattr(POLICIES[name][0], "lstm_size", 0))
     assert "is_first" in {port.name for port in acting.inputs} or not acting.initial
 
 
