@@ -19,7 +19,7 @@ from typing import Any
 CLIENTS = 8
 GOAL = 475.0
 AGENTS: dict[str, tuple[str, list[str]]] = {
-    "impala": ("cartpole", ["--total-env-steps", "150000"]),
+    "impala": ("cartpole", ["--total-env-steps", "250000"]),
     "ppo": ("cartpole-ppo", ["--total-env-steps", "120000", "--steps-per-cycle", "64"]),
     "dqn": ("cartpole-dqn", ["--total-env-steps", "100000"]),
 }
