@@ -1,12 +1,10 @@
-"""The guide to many agents: its environment, its tree and its program run as they are printed."""
+"""The guide to many agents: its environment and its tree are as printed; test_pages runs it all."""
 
 from __future__ import annotations
 
 import re
 import sys
 from pathlib import Path
-
-import pytest
 
 import sebulba
 
@@ -26,16 +24,3 @@ def test_the_environment_and_its_tree_are_as_printed(tmp_path, monkeypatch):
         output = adapter.step({"agents": x.astype("int32") + 1})
     adapter.close()
     sys.modules.pop("tag")
-
-
-PROGRAMS = [
-    text for kind, text in BLOCKS if kind == "python" and text.startswith(("import", "from"))
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda text: f"{len(text)} characters")
-def test_the_programs_run(program):
-    # Tests have many devices, over which environments are divided.
-    program = program.replace("num_envs=32", "num_envs=32, update_devices=[0]")
-    exec(program, {"__name__": "__main__"})
