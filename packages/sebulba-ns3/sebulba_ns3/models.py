@@ -66,7 +66,7 @@ class ModelsAdapter(ProgramAdapter):
 
     @staticmethod
     def metrics_of(adapters: Sequence[Any]) -> dict[str, float]:
-        """Return how many publishes ago models were that acted, too, and how many were clipped."""
+        """Return the age, in publishes, of models that acted, how many were clipped, and infos."""
         lags = [lag for one in adapters for lag in one._lags]
         for one in adapters:
             one._lags = []
