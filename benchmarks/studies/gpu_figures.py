@@ -59,11 +59,12 @@ from sebulba.configs.presets import PRESETS
 config = PRESETS["breakout-minatar"].make()
 num_envs, seconds = int(sys.argv[1]), float(sys.argv[2])
 prototype = JaxPrototype("Breakout-MinAtar", config.agent, num_envs, config.steps_per_cycle, 100000)
-prototype.train(10)
+at_once = max(1, 640 // num_envs)  # trajectories of one call, which many environments make long
+prototype.train(at_once)
 cycles, began = 0, time.perf_counter()
 while time.perf_counter() - began < seconds:
-    prototype.train(10)
-    cycles += 10
+    prototype.train(at_once)
+    cycles += at_once
 print(cycles * prototype.env_steps_per_cycle / (time.perf_counter() - began))
 """
 

@@ -25,7 +25,7 @@ from sebulba_league.history import newest_checkpoint, read_history
 import sebulba
 from benchmarks.studies import games
 from benchmarks.studies.tables import table
-from sebulba.agents.configs import PPOConfig, TorsoConfig
+from sebulba.agents.configs import OptimizerConfig, PPOConfig, TorsoConfig
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.envs.multi.envpool_games import PLAYER
@@ -135,6 +135,25 @@ ROWS: Mapping[str, tuple[Changes, Changes]] = {
     ),
     "32 updates of 1,024 rows, temperature 0.5 to 0.05, a uniform magnet, 1 lane and 7": _lanes(
         1, 7, COOLED, history=200, snapshot_every=OFTEN // 2
+    ),
+    "temperature 1 to 0.1, a uniform magnet, 1 lane and 7": _lanes(
+        1,
+        7,
+        {**COOLED, "entropy_coefficient": 1.0, "final_entropy_coefficient": 0.1},
+        history=200,
+        snapshot_every=OFTEN,
+    ),
+    "the same without a limit of gradients": _lanes(
+        1,
+        7,
+        {
+            **COOLED,
+            "entropy_coefficient": 1.0,
+            "final_entropy_coefficient": 0.1,
+            "optimizer": OptimizerConfig(max_grad_norm=0.0),
+        },
+        history=200,
+        snapshot_every=OFTEN,
     ),
     "as self-play, 3 lanes and 1, uniform": _lanes(
         3, 1, snapshot_every=OFTEN, matchmaker="uniform"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 from benchmarks.studies.learn import Goal
@@ -183,6 +184,47 @@ def _small_pong(agent: str, env_steps: int, *options: str) -> Goal:
     )
 
 
+_MEMORIES = ("lstm", "gru", "lru", "gtrxl")
+_POPGYM = "popgym, Morad et al. 2023 (arXiv 2303.01859), PPO, 15M env steps"
+_MEMORY_GAMES = {
+    "length-30": (
+        _Task(
+            "gymnax:MemoryChain-bsuite", 500_000, 1, "1 is the best possible; bsuite's memory_len"
+        ),
+        ("--env.options.memory-length", "30"),
+    ),
+    "t-maze-50": (
+        _Task("benchmarks.studies.t_maze:TMaze", 1_000_000, 1, "1 is the best possible"),
+        ("--env.options.length", "50"),
+    ),
+    "repeat-easy": (
+        _Task("popgym:popgym-RepeatPreviousEasy-v0", 1_000_000, 1, f"{_POPGYM}, GRU: 1.00"),
+        (),
+    ),
+}
+"""What only a memory can do, with the options of the environment."""
+
+
+def _memory(memory: str, task: _Task, options: tuple[str, ...]) -> Goal:
+    """Return the goal to do by ``--agent.memory`` alone what needs a memory."""
+    goal = _neutral("ppo", task)
+    return dataclasses.replace(goal, options=(*goal.options, "--agent.memory", memory, *options))
+
+
+def _replay_ratio(preset: str, env_id: str, goal: float, env_steps: int, num_envs: int) -> Goal:
+    """Return the goal to learn the same from as many env steps, whatever the environments are."""
+    return Goal(
+        preset,
+        goal,
+        env_steps,
+        options=(
+            *("--env.id", env_id, "--num-envs", str(num_envs)),
+            *("--total-env-steps", str(env_steps), "--eval-every-env-steps", str(env_steps // 10)),
+        ),
+        reference="the same with other numbers of environments",
+    )
+
+
 _SPEAKER_OPTIONS = ("--eval-every-env-steps", "50000", "--eval-episodes", "400")
 
 GOALS: dict[str, Goal] = {
@@ -329,12 +371,39 @@ GOALS: dict[str, Goal] = {
     "small-pong-r2d2": _small_pong(
         "r2d2", 300_000, "--agent.lstm-size", "64", "--agent.head-hidden-sizes", "64"
     ),
+    "doorkey-5x5": Goal(
+        "ppo",
+        0.9,
+        1_000_000,
+        seconds=300,
+        options=(
+            *("--env.id", "MiniGrid-DoorKey-5x5-v0", "--total-env-steps", "1000000"),
+            *("--eval-every-env-steps", "100000", "--eval-episodes", "200"),
+        ),
+        reference="about 0.97: the shortest way",
+    ),
+    **{
+        f"memory-{name}-{memory}": _memory(memory, *game)
+        for name, game in _MEMORY_GAMES.items()
+        for memory in _MEMORIES
+    },
+    **{
+        f"replay-ratio-{preset}-{num_envs}": _replay_ratio(preset, *task, num_envs)
+        for preset, task in (
+            ("dqn", ("CartPole-v1", 450, 50_000)),
+            ("sac", ("Pendulum-v1", -200, 20_000)),
+        )
+        for num_envs in (1, 8, 64)
+    },
     **_NEUTRAL,
 }
 """Goals by the NAME of the result, ``learn-NAME.json``; it is mostly that of a preset."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "neutral": tuple(_NEUTRAL),
-    "small-pong": tuple(name for name in GOALS if name.startswith("small-pong-")),
+    **{
+        group: tuple(name for name in GOALS if name.startswith(f"{group}-"))
+        for group in ("small-pong", "memory", "replay-ratio")
+    },
 }
 """Names that stand for several goals."""

@@ -131,6 +131,7 @@ def critic_in_numpy(p: Any, obs: Any, action: Any) -> np.ndarray:
     return x @ p["head"]["kernel"] + p["head"]["bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["continuous", "discrete"])
 def test_critics_see_both_observations_in_one_batch_and_are_their_own_targets(kind: str) -> None:
     is_box = kind == "continuous"

@@ -89,6 +89,7 @@ def test_divergences_are_those_of_numpy():
     assert gaussian.kl(own, own)[0] == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [SPEC, BOX_SPEC], ids=["discrete", "box"])
 def test_the_penalties_of_ppo(spec):
     plain = PPOConfig(minibatches=1, normalize_advantages=False, **SGD)

@@ -136,6 +136,7 @@ def test_new_statistics_leave_values_and_policies_as_they_are(name: str, size: f
     np.testing.assert_array_equal(before.params, after.params)
 
 
+@pytest.mark.slow
 @AGENTS
 def test_a_loss_of_larger_rewards_is_the_same_but_for_its_units(name: str) -> None:
     def networks_after(scale: float) -> Any:
@@ -215,6 +216,7 @@ def lockstep(num_cycles: list[int], folder: Any) -> Any:
     return agent, result
 
 
+@pytest.mark.slow
 def test_statistics_resume_and_a_saved_policy_has_values_in_units_of_rewards(tmp_path: Any) -> None:
     agent, result = lockstep([2, 6], tmp_path / "checkpoints")
     scale = result.state.networks[popart.SCALE]

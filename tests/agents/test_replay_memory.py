@@ -70,6 +70,7 @@ def test_a_run_from_the_command_line_holds_its_replay_once(tmp_path, monkeypatch
     assert max(seen) - before < 1.4 * replay
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_checkpoint_has_what_a_replay_was_filled_with_and_restores_the_rest(tmp_path, devices):
     config = DQNConfig(

@@ -95,6 +95,7 @@ def test_sizes_have_to_be_known() -> None:
         agent.num_off_policy_optims_per_cycle(1)
 
 
+@pytest.mark.slow
 def test_a_loop_counts_env_steps() -> None:
     torso = TorsoConfig(hidden_sizes=(8,))
     replay = ReplayConfig(2000, 8, updates_per_env_step=0.5, warm_up_env_steps=96)
@@ -133,6 +134,7 @@ def test_learners_with_a_ratio_play_beside_others() -> None:
     assert [dqn.due(n) for n in (1, 2, 3)] == [12, 32, 32]
 
 
+@pytest.mark.slow
 def test_loops_of_two_sizes_share_learners_with_a_ratio(tmp_path: Path) -> None:
     replay = ReplayConfig(2000, 8, updates_per_env_step=0.25, warm_up_env_steps=16)
     torso = TorsoConfig(hidden_sizes=(8,))

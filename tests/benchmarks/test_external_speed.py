@@ -20,6 +20,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.listener.address
 
 
+@pytest.mark.slow
 def test_clients_are_timed(address: str) -> None:
     many = external_speed.asked(address, "", 3, 0.2, with_worlds=True)
     paced = external_speed.one_client(address, "", 0.3, 20.0)

@@ -277,6 +277,7 @@ def test_no_page_of_a_hostile_run_does_anything(hostile):
         check_harmless(hostile.get(f"/diff?run={quote(word)}&run=script-in-values").text)
 
 
+@pytest.mark.slow
 def test_a_browser_runs_nothing_of_theirs(hostile, tmp_path):
     for path in ("/", "/run/script-in-values", "/diff?run=script-in-values&run=good"):
         page = shown_in_a_browser(f"127.0.0.1:{hostile.port}{path}", tmp_path)

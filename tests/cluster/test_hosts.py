@@ -632,6 +632,7 @@ def test_a_lost_host_has_an_exit_code_of_its_own():
 # Processes on loopback.
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="signals are read in /proc")
 def test_a_host_that_hangs_in_native_code_ends_with_host_0(tmp_path):
     where = f"127.0.0.1:{free_port()}"

@@ -178,6 +178,7 @@ def test_a_kill_at_the_very_start_is_made_good(moment, per_node, monkeypatch):
         assert len(said) >= 2 and "restart 2 of 10" in said[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("options", "times"), [({}, 1), ({"max_env_restarts": 2}, 3)])
 @pytest.mark.parametrize("moment", MOMENTS[1:])
 def test_kills_at_the_very_start_end_the_run_beyond_the_limit(moment, options, times, monkeypatch):

@@ -250,6 +250,7 @@ def test_every_transition_is_one_that_an_actor_made(
     assert result.counters.env_steps == env_steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lstm_size", [0, 8])
 def test_log_probabilities_are_those_of_the_version_that_acted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lstm_size: int
@@ -285,6 +286,7 @@ def test_log_probabilities_are_those_of_the_version_that_acted(
     assert max(differences) < 1e-3
 
 
+@pytest.mark.slow
 def test_ppo_refuses_what_is_too_old_in_words(tmp_path: Path) -> None:
     from sebulba.agents.ppo import PPO
 
@@ -323,6 +325,7 @@ def test_ppo_refuses_what_is_too_old_in_words(tmp_path: Path) -> None:
     assert not problems
 
 
+@pytest.mark.slow
 def test_what_was_played_before_a_new_run_is_not_learned_from(tmp_path: Path) -> None:
     stop, problems, firsts = threading.Event(), [], []
     marks = [0.0]
@@ -403,6 +406,7 @@ def test_a_served_policy_learns_nothing(server: PolicyServer) -> None:
             actor.sync()
 
 
+@pytest.mark.slow
 def test_a_replay_learns_from_a_fixed_strategy_and_impala_asks_for_more(tmp_path: Path) -> None:
     from sebulba.agents.dqn import DQN
 

@@ -84,6 +84,7 @@ for kind in KINDS:
     kind.__test__ = False  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_the_server_of_the_tests_complies(server: Server) -> None:
     Base.address = server.address
     suite = unittest.TestSuite(map(unittest.defaultTestLoader.loadTestsFromTestCase, KINDS))

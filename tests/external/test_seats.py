@@ -94,6 +94,7 @@ def test_every_transition_is_one_that_a_client_made(
     assert 0 <= metrics["seats/clients"] <= B
 
 
+@pytest.mark.slow
 def test_a_new_run_may_have_another_length_while_clients_play(tmp_path: Path) -> None:
     checker, stop = Checker(), threading.Event()
     with training(f"unix:{tmp_path}/s", observe_cycle=checker) as (given, loop):
@@ -179,6 +180,7 @@ def test_the_memory_of_a_seat_waits_while_it_does_not_ask(
     assert max(differences) < 1e-4
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_normalised_as_it_was_when_it_was_acted_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +224,7 @@ def test_exploration_falls_with_rows_and_not_with_calls() -> None:
     assert len(set(keys)) == 3 * B
 
 
+@pytest.mark.slow
 def test_a_replay_draws_transitions_of_one_seat_only(tmp_path: Path) -> None:
     # Places of a trajectory change hands: 3 clients at different paces fill 4 columns.
     stop = threading.Event()

@@ -231,6 +231,7 @@ def noted(log: Path, word: str) -> dict[int, float]:
     return {int(pid): float(at) for what, pid, at in lines if what == word}
 
 
+@pytest.mark.slow
 def test_of_two_licences_five_seats_never_take_a_third(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

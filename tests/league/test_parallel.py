@@ -95,6 +95,7 @@ def test_in_lockstep_devices_of_their_own_change_no_bit(env, config, devices, re
         assert apart.metrics[name] == pytest.approx(together.metrics[name], rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "then"), [(APART, ["blue=0", "red=3"]), (APART, ["red=0,1", "blue=2"])]
 )
@@ -110,6 +111,7 @@ def test_a_run_is_resumed_with_other_devices(first, then, tmp_path):
         assert leaves_equal(host_copy(resumed.state), host_copy(never.state))
 
 
+@pytest.mark.slow
 def test_a_slow_set_holds_nobody_back():
     """In async blue's updates after its first trajectory wait until red has had all of its own."""
     go, seen, published_before_blue = threading.Event(), [], set()
@@ -148,6 +150,7 @@ def test_a_slow_set_holds_nobody_back():
     assert len(seen) > 4
 
 
+@pytest.mark.slow
 def test_what_members_learned_in_async_goes_on_in_async(tmp_path):
     options = {"schedule": "async"}
     with (
@@ -196,6 +199,7 @@ def test_what_fails_while_a_checkpoint_waits_ends_the_run(monkeypatch, tmp_path)
         loop.run(loop.new_state(0, 10), 12, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["lockstep", "async"])
 def test_what_fails_on_a_device_of_its_own_ends_the_run(schedule, tmp_path):
     class Fails(PPOAgent):

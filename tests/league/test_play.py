@@ -166,6 +166,7 @@ def test_another_game_is_offered_on_a_terminal_only(policies, person, capsys):
         assert len(re.findall(r"^You (?:win|lose) \d chips?\.$", said, re.MULTILINE)) == games
 
 
+@pytest.mark.slow
 def test_the_end_of_a_pipe_ends_the_game(policies):
     code = "import sys; from sebulba_league.play import main; sys.exit(main(sys.argv[1:]))"
     words = [sys.executable, "-c", code, str(policies / "tic-tac-toe")]
@@ -184,6 +185,7 @@ def test_what_cannot_be_played_is_said_in_words(policies, tmp_path):
         play.main([str(policies / "kuhn"), "--seat", "2"])
 
 
+@pytest.mark.slow
 def test_a_snapshot_of_a_league_is_played(tmp_path, person, capsys):
     config = PRESETS["kuhn-league"].make()
     agent = dataclasses.replace(config.agent, snapshot_every=1024)

@@ -250,6 +250,7 @@ def test_a_snapshot_does_not_change_while_the_learner_does():
 # Results.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [False, True])
 def test_results_are_by_seat_and_a_truncated_game_has_none(cut):
     env = functools.partial(Turns, cut)
@@ -388,6 +389,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     return jax.device_get(state.experience), Checkpointer(folder).load_newest
 
 
+@pytest.mark.slow
 def test_a_league_without_ratings_resumes_and_gets_some(kept):
     """As leagues of before there were ratings."""
     before, checkpoint = kept[0], kept[1]()
@@ -403,6 +405,7 @@ def test_a_league_without_ratings_resumes_and_gets_some(kept):
     assert after.experience.ratings[-1, 1] > 0
 
 
+@pytest.mark.slow
 def test_another_number_of_environments_is_said_and_the_league_is_kept(kept):
     before, load = kept
     with loop_of(Turns, league_of(Turns, **OFTEN_KEPT), 32) as loop:

@@ -132,6 +132,7 @@ def test_an_empty_history_is_said_in_words(name):
         MATCHMAKERS[name](known([0.5, 0.5])._replace(generation=np.array([-1, -1])))
 
 
+@pytest.mark.slow
 def test_best_responses_begin_anew_after_each_snapshot_and_play_no_mirrors():
     trainer = PSRO(SelfPlay(rollout_of(Turns, num_envs=16), **SMALL), restart=1.0)
     with trainer:
@@ -170,6 +171,7 @@ def population_of(env: Any = Bandit, agent: Any = WITH_ENTROPY, **fields: Any) -
     return agent
 
 
+@pytest.mark.slow
 def test_members_learn_as_agents_with_their_hyper_parameters_do(monkeypatch):
     """The same networks and rows, with numbers that are arrays and with numbers of a config."""
     seen = []
@@ -209,6 +211,7 @@ def test_members_learn_as_agents_with_their_hyper_parameters_do(monkeypatch):
     assert max(first["learning_rate"]) == pytest.approx(3 * PPO.learning_rate, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_worst_take_over_from_the_best_and_the_best_is_the_policy():
     agent = population_of(replaced=0.25)
     with sebulba.GymnasiumLoop(Bandit, agent, 16, **ALONE, seed=1) as loop:
@@ -286,6 +289,7 @@ class Leaves(sebulba.MultiAgentEnv):
         return {}, {"b": 1.0}, {"b": True}, {}
 
 
+@pytest.mark.slow
 def test_an_episode_that_an_agent_leaves_early_counts():
     agent = population_of(Leaves, size=2)
     with sebulba.GymnasiumLoop(Leaves, agent, 8, **ALONE, seed=1) as loop:

@@ -88,6 +88,7 @@ class OnAccelerator(stepped_cycle.SteppedCycle):
         return item, step_state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pong-v5"])
 def test_rows_that_stay_on_an_accelerator_are_those_of_the_host(env, monkeypatch):
     uploads, fetched = [], []

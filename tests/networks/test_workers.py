@@ -189,6 +189,7 @@ def test_a_worker_that_does_not_read_is_an_error(monkeypatch):
     assert time.monotonic() - began < SOON_S
 
 
+@pytest.mark.slow
 def test_workers_that_do_not_end_are_killed_together(make, monkeypatch):
     monkeypatch.setattr("sebulba_networks.process_pool.CLOSE_S", 3.0)
     pool = make(f"half header@{FIRST_STEP}", num_envs=8)

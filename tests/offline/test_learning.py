@@ -192,6 +192,7 @@ def test_values_lead_to_better_actions_than_those_of_the_data(config: Any, aims:
     assert of_values > of_clone + 0.5
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_bits(poles: Path, tmp_path: Path) -> None:
     config = BCConfig(dataset=str(poles), normalize_observations=True, **COMMON)
     whole, _ = trained(cart_pole, config, 60)
@@ -249,6 +250,7 @@ def test_a_run_that_is_resumed_online_does_not_read_the_data_again(
     assert seen == [1.0] * count + [0.0] * 4
 
 
+@pytest.mark.slow
 def test_the_environment_is_not_stepped_without_being_asked(poles: Path) -> None:
     class Unplayable(gymnasium.Wrapper):
         def step(self, action: Any) -> Any:

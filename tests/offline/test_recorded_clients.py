@@ -46,6 +46,7 @@ def play(client: int, address: str, token: str, stop: threading.Event) -> None:
                 break
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", [Impala, DQN])
 def test_episodes_of_clients_are_whole(tmp_path: Path, agent: Any) -> None:
     config = DQNConfig(replay=REPLAY) if agent is DQN else None

@@ -200,6 +200,7 @@ def words(folder: Path, *more: str) -> list[str]:
     return [*given, "--writers", "--eval-every-env-steps", "0", *more]
 
 
+@pytest.mark.slow
 def test_the_command_line_records_a_training_and_a_resumed_one_adds_to_it(
     tmp_path: Path, capsys: Any
 ) -> None:
@@ -233,6 +234,7 @@ def test_the_command_line_records_a_training_and_a_resumed_one_adds_to_it(
     assert len(played.first) == 5 and f"{played.returns.mean():.2f}" in printed
 
 
+@pytest.mark.slow
 def test_continuous_episodes_end_in_their_last_observation(tmp_path: Path) -> None:
     command = ["train", "impala", "--env.id", "Pendulum-v1", *words(tmp_path)]
     assert main([*command, "--total-env-steps", "8192", "--steps-per-cycle", "32"]) == 0

@@ -70,6 +70,7 @@ def path(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_plug_in_of_the_documentation_works_as_shown(tmp_path):
     (toml,) = [text for _, language, text in blocks("docs/plugins.md") if language == "toml"]
     (python,) = [text for _, language, text in blocks("docs/plugins.md") if language == "python"]

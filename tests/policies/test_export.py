@@ -203,6 +203,7 @@ def test_the_example_in_c_does_what_the_policy_does(name, in_c, tmp_path):
     assert found.shape == np.shape(expected) and np.abs(found - expected).max() <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "given, message",
     [

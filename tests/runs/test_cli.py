@@ -149,6 +149,7 @@ def test_line_and_config_say_which_backend_makes_the_environment_and_resuming_ke
     assert cli.main(["eval", str(run), "--episodes", "1", "--num-envs", "1"]) == 0
 
 
+@pytest.mark.slow
 def test_the_policy_acts_and_is_evaluated(run, capsys, tmp_path):
     policy = sebulba.load_policy(run)
     env = Guess()

@@ -83,6 +83,7 @@ def test_a_policy_is_evaluated_with_other_options_of_its_environment(run, capsys
     assert "wage 3 size: the last name needs a value" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_new_run_begins_with_the_networks_and_statistics_of_another(run, tmp_path, capsys):
     folder = tmp_path / "second"
     words = ["cartpole", "--from", str(run), "--env.options.wage", "2", "--seed", "5"]

@@ -60,6 +60,7 @@ def arrays(networks):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(networks)]
 
 
+@pytest.mark.slow
 def test_notes_name_keywords_where_a_run_is_begun_from_python(capsys):
     train(name="mine")
     assert "; in a run that is to go on after them, anneal_learning_rate=False keeps it" in (

@@ -67,6 +67,7 @@ def test_learnability_is_the_mean_of_p_times_1_minus_p():
         )
 
 
+@pytest.mark.slow
 def test_levels_that_are_solved_now_and_then_are_played_more_often():
     replayed, plain = shares(made(replay=0.8, buffer=64)), shares(made(replay=0.0, buffer=64))
     assert plain[0] == pytest.approx(1 / KINDS, abs=0.03)

@@ -231,6 +231,7 @@ def test_gpus_are_those_that_the_process_sees(monkeypatch, named, files, gpus):
     assert placement.visible_gpus() == []
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_proposes_what_one_in_a_piece_does(run_sweep, tmp_path):
     none_early = ("--prune-after", "0")
     _, whole = run_sweep("--trials", "12", *none_early, name="whole")

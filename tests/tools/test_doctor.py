@@ -236,6 +236,7 @@ def test_families_that_cannot_be_loaded_are_named_with_the_packages_they_need(mo
     assert said.remedy == "apt install libegl1 libopengl0" and reason in said.seen
 
 
+@pytest.mark.slow
 def test_a_family_that_aborts_is_a_line_and_not_the_end():
     from sebulba.tools.check.isolation import isolated_findings
 
