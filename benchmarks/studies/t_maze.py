@@ -40,7 +40,7 @@ class TMaze:
         moved = jnp.clip(cell + (action == 2) - (action == 3), 0, self.length)
         is_last = time == self.length
         won = (cell == self.length) & (action == goal)
-        reward = jnp.where(is_last, won, -(moved <= time) / self.length)
+        reward = jnp.where(is_last, won * 1.0, (moved <= time) / -self.length)
         state = jnp.stack([goal, moved, time + 1])
         return self._seen(state), state, reward, is_last, False
 
