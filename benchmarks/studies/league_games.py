@@ -136,25 +136,7 @@ ROWS: Mapping[str, tuple[Changes, Changes]] = {
     "32 updates of 1,024 rows, temperature 0.5 to 0.05, a uniform magnet, 1 lane and 7": _lanes(
         1, 7, COOLED, history=200, snapshot_every=OFTEN // 2
     ),
-    "temperature 1 to 0.1, a uniform magnet, 1 lane and 7": _lanes(
-        1,
-        7,
-        {**COOLED, "entropy_coefficient": 1.0, "final_entropy_coefficient": 0.1},
-        history=200,
-        snapshot_every=OFTEN,
-    ),
-    "the same without a limit of gradients": _lanes(
-        1,
-        7,
-        {
-            **COOLED,
-            "entropy_coefficient": 1.0,
-            "final_entropy_coefficient": 0.1,
-            "optimizer": OptimizerConfig(max_grad_norm=0.0),
-        },
-        history=200,
-        snapshot_every=OFTEN,
-    ),
+    "gradients limited to 0.5": ({"optimizer": OptimizerConfig()}, {}),
     "as self-play, 3 lanes and 1, uniform": _lanes(
         3, 1, snapshot_every=OFTEN, matchmaker="uniform"
     ),
@@ -168,12 +150,18 @@ snapshots and mirrors."""
 
 
 def trained(
-    preset: str, learner: Changes, league: Changes, seed: int, show_moves: int = 0, **run: Any
+    preset: str,
+    learner: Changes,
+    league: Changes,
+    seed: int,
+    show_moves: int | None = None,
+    **run: Any,
 ) -> dict[str, float]:
     """Train; return the figures and the seconds of the training."""
     config = PRESETS[preset].make()
-    options = {**config.env.options, "show_moves": show_moves}
-    config = dataclasses.replace(config, env=dataclasses.replace(config.env, options=options))
+    if show_moves is not None:
+        options = {**config.env.options, "show_moves": show_moves}
+        config = dataclasses.replace(config, env=dataclasses.replace(config.env, options=options))
     agent: Any = config.agent
     assert isinstance(agent, LeagueConfig)
     ((name, player),) = agent.agents.items()
@@ -198,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", default="", help="only those that begin so")
     parser.add_argument("--total-env-steps", type=int)
     parser.add_argument("--num-envs", type=int)
-    parser.add_argument("--show-moves", type=int, default=0, help="of the game, to both players")
+    parser.add_argument("--show-moves", type=int, help="of the game, to both players")
     given = parser.parse_args(argv)
     sizes = {"total_env_steps": given.total_env_steps, "num_envs": given.num_envs}
     run = {name: size for name, size in sizes.items() if size}

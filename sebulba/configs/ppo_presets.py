@@ -7,6 +7,7 @@ from typing import Any
 
 from sebulba.agents.configs import (
     MultiAgentConfig,
+    OptimizerConfig,
     PPOConfig,
     RandomNetworkDistillationConfig,
     TorsoConfig,
@@ -214,10 +215,23 @@ def kuhn() -> ExperimentConfig:
 
 @PRESETS.add("leduc", "PPO, self-play, envpool LeducHoldem-v1")
 def leduc() -> ExperimentConfig:
-    """Return self-play in Leduc hold'em, as in Kuhn poker, for payoffs several times as large."""
-    env = EnvConfig("LeducHoldem-v1", options={"show_beginner": True})
-    agent = _MIRROR_DESCENT | {"kl_coefficient": 10.0, "entropy_coefficient": 1.0}
-    return _self_play(env, 2_000_000, **agent)
+    """Return self-play in Leduc hold'em, whose players see who began and all moves.
+
+    The magnet is uniform and the temperature falls. Gradients have no limit, and batches are large:
+    payoffs are several times those of Kuhn poker, and chance decides more.
+    """
+    env = EnvConfig("LeducHoldem-v1", options={"show_beginner": True, "show_moves": 8})
+    agent = _MIRROR_DESCENT | {
+        "kl_coefficient": 10.0,
+        "entropy_coefficient": 1.0,
+        "final_entropy_coefficient": 0.1,
+        "magnet_rate": 0.0,
+        "ratio_clip": 10.0,
+        "minibatches": 16,
+        "torso": TorsoConfig(hidden_sizes=(128, 128), activation="relu"),
+        "optimizer": OptimizerConfig(max_grad_norm=0.0),
+    }
+    return dataclasses.replace(_self_play(env, 10_000_000, **agent), num_envs=512)
 
 
 @PRESETS.add("tic-tac-toe", "PPO, self-play, envpool TicTacToe-v1")

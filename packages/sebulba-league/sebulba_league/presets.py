@@ -33,6 +33,7 @@ _QUICK = {"entropy_coefficient": 0.2, "magnet_rate": 0.004}
 """The mixture of a history may go in circles that the last policy must not."""
 PRESETS: Mapping[str, Preset] = {
     "kuhn-league": _league("kuhn", _QUICK, **_KUHN),
-    **{f"{name}-league": _league(name) for name in ("leduc", "tic-tac-toe", "connect-four")},
+    "leduc-league": _league("leduc", **_KUHN | {"mirrors": 7}),
+    **{f"{name}-league": _league(name) for name in ("tic-tac-toe", "connect-four")},
 }
 """Those of Sebulba's self-play, against a history."""
