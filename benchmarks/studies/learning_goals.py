@@ -348,6 +348,14 @@ GOALS: dict[str, Goal] = {
         is_limit=True,
         reference="0 is the best possible",
     ),
+    "tic-tac-toe-league": Goal(
+        "tic-tac-toe-league",
+        0,
+        1_000_000,
+        exam="lost positions of TicTacToe-v1",
+        is_limit=True,
+        reference="0 is the best possible",
+    ),
     "connect-four": Goal("connect-four", 0.95, 6_000_000, exam="share won of ConnectFour-v1"),
     "connect-four-script": Goal(
         "connect-four", 0.5, 6_000_000, exam="share won of ConnectFour-v1 against a script"
