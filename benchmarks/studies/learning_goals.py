@@ -401,11 +401,11 @@ GOALS: dict[str, Goal] = {
     "doorkey-5x5": Goal(
         "ppo",
         0.9,
-        1_000_000,
+        300_000,
         seconds=300,
         options=(
-            *("--env.id", "MiniGrid-DoorKey-5x5-v0", "--total-env-steps", "1000000"),
-            *("--eval-every-env-steps", "100000", "--eval-episodes", "200"),
+            *("--env.id", "MiniGrid-DoorKey-5x5-v0", "--total-env-steps", "300000"),
+            *("--eval-every-env-steps", "50000", "--eval-episodes", "200"),
         ),
         reference="about 0.97: the shortest way",
     ),
