@@ -76,6 +76,8 @@ class PPOExperience(NamedTuple):
     """``[T * B]`` int32, or ``[B]`` with an LSTM: permutation of this epoch, one a device."""
     minibatch: jax.Array
     """Scalar int32: number of the next minibatch in this epoch."""
+    is_stopped: jax.Array | tuple[()] = ()
+    """Scalar bool, with a ``target_kl``: the policy has moved too far from this trajectory."""
 
 
 class PPO(OnPolicyAgent[PPOConfig]):
@@ -96,12 +98,25 @@ class PPO(OnPolicyAgent[PPOConfig]):
         return MagnetOpt(opt, jax.tree.map(jnp.copy, networks)) if self.config.magnet_rate else opt
 
     def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
-        """Take a step, after which the magnet follows."""
-        if not isinstance(opt, MagnetOpt):
-            return super().optimize(networks, opt, grads)
-        networks, optimizer = super().optimize(networks, opt.optimizer, grads)
-        magnet = optax.incremental_update(networks, opt.magnet, self.config.magnet_rate)
-        return networks, MagnetOpt(optimizer, magnet)
+        """Take a step, after which the magnet follows; with a target KL, none without a gradient.
+
+        Adam would go on by its momentum. Only counts go on, which schedules follow.
+        """
+        before = networks, opt
+        rest = opt.optimizer if isinstance(opt, MagnetOpt) else opt
+        networks, rest = super().optimize(networks, rest, grads)
+        if isinstance(opt, MagnetOpt):
+            magnet = optax.incremental_update(networks, opt.magnet, self.config.magnet_rate)
+            rest = MagnetOpt(rest, magnet)
+        if not self.config.target_kl:
+            return networks, rest
+        moves = jnp.stack([(leaf != 0).any() for leaf in jax.tree.leaves(grads)]).any()
+
+        def held(new: jax.Array, old: jax.Array) -> jax.Array:
+            is_count = jnp.issubdtype(new.dtype, jnp.integer)
+            return new if is_count else jnp.where(moves, new, old)
+
+        return jax.tree.map(held, (networks, rest), before)
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PPOExperience:
         base: Experience = super().new_experience(key, networks, run)
@@ -115,7 +130,11 @@ class PPO(OnPolicyAgent[PPOConfig]):
             statistics=base.statistics,
             order=jnp.zeros(columns, jnp.int32),
             minibatch=jnp.int32(0),
+            is_stopped=self._going(),
         )
+
+    def _going(self) -> jax.Array | tuple[()]:
+        return jnp.bool_(False) if self.config.target_kl else ()
 
     def experience_spec(self) -> PyTree:
         return PPOExperience(
@@ -124,6 +143,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
             statistics=self.normalization.spec(),
             order=P(LEARNER_AXIS),  # type: ignore[arg-type]
             minibatch=P(),  # type: ignore[arg-type]
+            is_stopped=P() if self.config.target_kl else (),  # type: ignore[arg-type]
         )
 
     def update_experience(
@@ -144,6 +164,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
             core=newest.core,
             statistics=newest.statistics,
             minibatch=jnp.int32(0),
+            is_stopped=self._going(),
         )
 
     def _batch(
@@ -183,7 +204,14 @@ class PPO(OnPolicyAgent[PPOConfig]):
         core, batch = self._minibatch(experience, chosen)
         loss, metrics = self._loss(networks, opt, core, batch)
         number = (number + 1) % self.config.minibatches
-        return loss, (experience._replace(order=order, minibatch=number), metrics)
+        experience = experience._replace(order=order, minibatch=number)
+        if self.config.target_kl:
+            kl = jax.lax.pmean(metrics["approx_kl"], LEARNER_AXIS)
+            is_stopped = experience.is_stopped | (kl > 1.5 * self.config.target_kl)
+            loss = jnp.where(is_stopped, jax.lax.stop_gradient(loss), loss)
+            metrics |= {"stopped": is_stopped.astype(jnp.float32)}
+            experience = experience._replace(is_stopped=is_stopped)
+        return loss, (experience, metrics)
 
     def _minibatch(self, experience: PPOExperience, chosen: jax.Array) -> tuple[PyTree, Batch]:
         """Return recurrent states and the chosen columns.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -19,7 +20,7 @@ from sebulba.errors import UsageError
 from sebulba.policies.policy import load_policy, save_policy
 from sebulba.tools.check.agent_driver import B, Streams, T, run_spec
 from sebulba.types import EnvSpec, RunSpec
-from tests.support.agent_driver import BOX_SPEC, SPEC, quick_state
+from tests.support.agent_driver import BOX_SPEC, SPEC, Driver, quick_state
 
 spaces = gymnasium.spaces
 SGD = {
@@ -348,3 +349,44 @@ def test_refuses_minibatches_of_unequal_sizes(config: Any, run: RunSpec, message
 def test_refuses_hyper_parameters_with_name_and_remedy(fields: Any, name: str) -> None:
     with pytest.raises(UsageError, match=rf"{name} .*; (use|set)"):
         PPOConfig(**fields)
+
+
+STOPS = PPOConfig(learning_rate=0.1, epochs=3, minibatches=2, torso=TorsoConfig(hidden_sizes=(7,)))
+
+
+def arrays_of(state: Any, *, counts: bool) -> list[np.ndarray]:
+    """Return the leaves of networks and optimizer that are counts, or the others."""
+    leaves = [np.asarray(x) for x in jax.tree.leaves((state.networks, state.opt))]
+    return [x for x in leaves if np.issubdtype(x.dtype, np.integer) == counts]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_beyond_the_target_kl_networks_and_moments_stay_and_counts_go_on(devices):
+    config = dataclasses.replace(STOPS, target_kl=1e-6, magnet_rate=0.1, kl_coefficient=1.0)
+    stopped, once = (Driver(PPO(SPEC, config), devices) for _ in range(2))
+    made = stopped.made()
+    # Before the first update the policy is where it was, so the second one is the first to stop.
+    stopped.insert(made, 6)
+    once.insert(made, 1)
+    after, before = stopped.state, once.state
+    for x, y in zip(*(arrays_of(s, counts=False) for s in (after, before)), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-6)  # a step is of about 0.1
+    assert any((x == 6).all() for x in arrays_of(after, counts=True))
+    # The next trajectory, which these networks make, is learned from.
+    acting = stopped.agent.acting_networks(after.networks, after.experience)
+    stopped.insert(stopped.streams.next(acting), 1)
+    moved = arrays_of(stopped.state, counts=False)
+    assert any((x != y).any() for x, y in zip(moved, arrays_of(after, counts=False), strict=True))
+
+
+def test_a_target_kl_that_is_never_reached_changes_nothing():
+    plain = Driver(PPO(SPEC, STOPS))
+    limited = Driver(PPO(SPEC, dataclasses.replace(STOPS, target_kl=1e6)))
+    made = plain.made()
+    metrics = [driver.consume(made) for driver in (plain, limited)]
+    for x, y in zip(
+        *(jax.tree.leaves((d.state.networks, d.state.opt)) for d in (plain, limited)), strict=True
+    ):
+        np.testing.assert_allclose(x, y, atol=1e-5)
+    assert metrics[1].pop("stopped") == 0
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-3, abs=1e-5)

@@ -38,10 +38,14 @@ class PPOConfig(ActorCriticConfig):
     magnet_rate: float = 0.0
     """Share by which the magnet, a copy of the networks, moves towards them in each update. The
     bonus is then -KL(policy, magnet). 0: the magnet is uniform, and the bonus the entropy."""
+    target_kl: float = 0.0
+    """No update is made with a trajectory any more once the ``approx_kl`` of one is above 1.5 times
+    this (as in Spinning Up and Stable-Baselines3; 0.01 to 0.05 are usual). 0: no limit."""
     initial_std: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_ranges(self, epochs=1, minibatches=1, value_clip=(0, math.inf))
-        check_ranges(self, kl_coefficient=(0, math.inf), magnet_rate=(0, 1))
+        least_0 = (0, math.inf)
+        check_ranges(self, epochs=1, minibatches=1, value_clip=least_0, target_kl=least_0)
+        check_ranges(self, kl_coefficient=least_0, magnet_rate=(0, 1))
         check_positive(self, "ratio_clip")
