@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.studies.learn import Goal
 from benchmarks.studies.learning_goals import GOALS
-from benchmarks.studies.tables import show, table
+from benchmarks.studies.tables import duration, show, table
 from sebulba.configs.presets import PRESETS, tasks_with_names
 
 LEARN = "learn-"
@@ -44,8 +44,8 @@ def markdown(results: Mapping[str, Mapping[str, Any]], folder: Path, page: Path)
     """
     learned = {name: results[f"{LEARN}{name}"] for name in GOALS if f"{LEARN}{name}" in results}
     parts = [_INTRODUCTION]
-    for agent in dict.fromkeys(_agent(GOALS[name]) for name in learned):
-        names = [name for name in learned if _agent(GOALS[name]) == agent]
+    for agent in dict.fromkeys(agent_of(GOALS[name]) for name in learned):
+        names = [name for name in learned if agent_of(GOALS[name]) == agent]
         parts.append(f"## {agent}")
         parts.append(
             table(
@@ -66,7 +66,8 @@ def _tasks() -> list[list[str]]:
     ]
 
 
-def _agent(goal: Goal) -> str:
+def agent_of(goal: Goal) -> str:
+    """Return the name of the agent that a goal's preset trains."""
     config = PRESETS[goal.preset].make().agent
     return type(config).__name__.removesuffix("Config")
 
@@ -83,7 +84,7 @@ def _row(name: str, result: Mapping[str, Any]) -> list[str]:
         if reached == result["seeds"]
         else f"**{reached} of {result['seeds']}**",
         ", ".join(show(one) for one in ends),
-        f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min",
+        duration(seconds),
     ]
 
 

@@ -57,6 +57,38 @@ class _Task(NamedTuple):
     eval_episodes: int = 50
     """Episodes in an evaluation: more where returns vary much and episodes are short."""
 
+    @property
+    def random_return_mean(self) -> float | None:
+        """Mean return of uniformly random actions; None where it was not measured."""
+        return _RANDOM_RETURNS.get(self.env_id)
+
+
+_MEMORY_TASKS = "sebulba.envs.memory_tasks"
+_RANDOM_RETURNS = {
+    "Acrobot-v1": -500,
+    "Catch-v0": -0.594,
+    "FrozenLake-v1": 0.0135,
+    "MountainCar-v0": -200,
+    "Hopper-v4": 17.73,
+    "Walker2d-v4": 2.633,
+    "InvertedDoublePendulum-v4": 57.17,
+    "LunarLander-v3": -184.7,
+    "LunarLanderContinuous-v3": -211.1,
+    "BipedalWalker-v3": -102.6,
+    "Ant-v4": -89.07,
+    "Swimmer-v4": 0.8697,
+    "InvertedPendulum-v4": 6.15,
+    "Reacher-v4": -43.56,
+    "Pusher-v4": -149.1,
+    "Humanoid-v4": 124.7,
+    "MountainCarContinuous-v0": -33.25,
+    "HumanoidStandup-v4": 33941,
+    f"{_MEMORY_TASKS}:acrobot_without_velocities": -500,
+    f"{_MEMORY_TASKS}:RepeatObservation": 27.53,
+}
+"""Mean returns of uniformly random actions by environment id, in Sebulba's own environments
+(``sebulba.envs.single_env.SingleEnv``, ``action_space.seed(0)`` and ``sample()``): over 100
+episodes, but 2,000 of Catch and FrozenLake, and 64 of HumanoidStandup."""
 
 _ON_POLICY_TASKS = {
     "acrobot": _Task("Acrobot-v1", 1_000_000, -73.5, f"{_ZOO_TABLE}, PPO: -73.5", 200),
@@ -73,7 +105,6 @@ _ON_POLICY_TASKS = {
         "InvertedDoublePendulum-v4", 1_000_000, 8978, f"{_TD3_PAPER}, PPO: 8978"
     ),
 }
-_MEMORY_TASKS = "sebulba.envs.memory_tasks"
 _MORE_PPO_TASKS = {
     "lunarlander": _Task("LunarLander-v3", 1_000_000, 242.1, f"{_ZOO_TABLE}, PPO, v2: 242.1"),
     "lunarlandercontinuous": _Task(
@@ -154,6 +185,12 @@ _NEUTRAL = {
     for preset, tasks in _TASKS.items()
     for name, task in tasks.items()
 }
+NEUTRAL_TASKS = {
+    f"neutral-{preset}-{name}": task
+    for preset, tasks in _TASKS.items()
+    for name, task in tasks.items()
+}
+"""What is known of the tasks of neutral presets, by the name of the goal."""
 
 
 def _congestion(agent: str) -> Goal:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.studies import gallery as gallery_page
+from benchmarks.studies import zoo_table
 from benchmarks.studies.learn import RESULTS
 from benchmarks.studies.learning_goals import GOALS
 from benchmarks.studies.tables import show, table
@@ -103,7 +104,7 @@ _WIDEST = 2.5
 
 
 def run(folder: str = RESULTS, page: str | None = None, gallery: str | None = None) -> dict:
-    """Write the page, with the picture of the bars beside it, and the gallery, or print the page.
+    """Write the page, with pictures of bars and scores beside it, and the gallery, or print it.
 
     Args:
       folder: Folder of the results: ``NAME.json``, and ``NAME.png`` if a benchmark drew one.
@@ -129,6 +130,7 @@ def run(folder: str = RESULTS, page: str | None = None, gallery: str | None = No
     if page is not None:
         if bars:
             draw_bars(bars, Path(page).with_name(BARS))
+        zoo_table.draw_scores(results, Path(page))
         Path(page).write_text(markdown(results, bars, Path(folder), Path(page)), encoding="utf-8")
         num_met = sum(row.bar.is_met(row.figure) for row in bars)
         print(f"{page}: {len(results)} results, {num_met} of {len(bars)} bars met")
@@ -215,9 +217,11 @@ def markdown(
     parts = [
         "# Results of the benchmarks",
         "Made by `python -m benchmarks report` from the files in `benchmarks/results/`, each "
-        "written by the command that stands with it. Bars are for 2 cores with JAX on a CPU; "
-        "ratios and differences are medians over rounds, taken within a round, since machines "
-        "drift.",
+        "written by the command that stands with it.",
+        *zoo_table.markdown(results, has_picture=page is not None),
+        "## Bars",
+        "Bars are for 2 cores with JAX on a CPU; ratios and differences are medians over rounds, "
+        "taken within a round, since machines drift.",
         table(["benchmark", "figure", "value", "bar", "", "commit", "of"], rows),
     ]
     if bars and page is not None:

@@ -23,6 +23,11 @@ def show(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def duration(seconds: float) -> str:
+    """Return seconds as the pages show them: in minutes from 100 on."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
 def differences(figures: Mapping[str, list[float]], of: str, minus: str) -> list[float]:
     """Return the differences ``of - minus``, one a round."""
     return [a - b for a, b in zip(figures[of], figures[minus], strict=True)]

@@ -146,6 +146,7 @@ def test_a_name_belongs_to_itself(name):
 
 LEARNED = {
     **OVERHEAD,
+    "config": {"env": {"id": "CartPole-v1"}, "total_env_steps": 100_000},
     "seeds": 3,
     "share_of_seeds": 2 / 3,
     "figures": {"run, s": [60.0, 66.0, 240.0], "return that counts": [480.0, 470.5, 500.0]},
