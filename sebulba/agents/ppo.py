@@ -102,21 +102,19 @@ class PPO(OnPolicyAgent[PPOConfig]):
 
         Adam would go on by its momentum. Only counts go on, which schedules follow.
         """
-        before = networks, opt
-        rest = opt.optimizer if isinstance(opt, MagnetOpt) else opt
-        networks, rest = super().optimize(networks, rest, grads)
-        if isinstance(opt, MagnetOpt):
-            magnet = optax.incremental_update(networks, opt.magnet, self.config.magnet_rate)
-            rest = MagnetOpt(rest, magnet)
+        has_magnet = isinstance(opt, MagnetOpt)
+        after = super().optimize(networks, opt.optimizer if has_magnet else opt, grads)
+        if has_magnet:
+            magnet = optax.incremental_update(after[0], opt.magnet, self.config.magnet_rate)
+            after = after[0], MagnetOpt(after[1], magnet)
         if not self.config.target_kl:
-            return networks, rest
+            return after
         moves = jnp.stack([(leaf != 0).any() for leaf in jax.tree.leaves(grads)]).any()
 
         def held(new: jax.Array, old: jax.Array) -> jax.Array:
-            is_count = jnp.issubdtype(new.dtype, jnp.integer)
-            return new if is_count else jnp.where(moves, new, old)
+            return new if jnp.issubdtype(new.dtype, jnp.integer) else jnp.where(moves, new, old)
 
-        return jax.tree.map(held, (networks, rest), before)
+        return jax.tree.map(held, after, (networks, opt))
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PPOExperience:
         base: Experience = super().new_experience(key, networks, run)
@@ -130,11 +128,8 @@ class PPO(OnPolicyAgent[PPOConfig]):
             statistics=base.statistics,
             order=jnp.zeros(columns, jnp.int32),
             minibatch=jnp.int32(0),
-            is_stopped=self._going(),
+            is_stopped=jnp.bool_(False) if self.config.target_kl else (),
         )
-
-    def _going(self) -> jax.Array | tuple[()]:
-        return jnp.bool_(False) if self.config.target_kl else ()
 
     def experience_spec(self) -> PyTree:
         return PPOExperience(
@@ -164,7 +159,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
             core=newest.core,
             statistics=newest.statistics,
             minibatch=jnp.int32(0),
-            is_stopped=self._going(),
+            is_stopped=jax.tree.map(jnp.zeros_like, experience.is_stopped),
         )
 
     def _batch(

@@ -217,8 +217,7 @@ def kuhn() -> ExperimentConfig:
 def leduc() -> ExperimentConfig:
     """Return self-play in Leduc hold'em, whose players see who began and all moves.
 
-    The magnet is uniform and the temperature falls. Gradients have no limit, and batches are large:
-    payoffs are several times those of Kuhn poker, and chance decides more.
+    Payoffs are larger than those of Kuhn poker, so gradients have no limit and batches are large.
     """
     env = EnvConfig("LeducHoldem-v1", options={"show_beginner": True, "show_moves": 8})
     agent = _MIRROR_DESCENT | {
@@ -255,21 +254,20 @@ def tic_tac_toe() -> ExperimentConfig:
 
 @PRESETS.add("connect-four", "PPO, self-play, envpool ConnectFour-v1")
 def connect_four() -> ExperimentConfig:
-    """Return self-play in ConnectFour.
+    """Return self-play in ConnectFour, by windows of four by four cells.
 
     As in TicTacToe, advantages keep their size, so that the policy goes on making moves that are
-    not its best: with normalised ones it lost every eleventh game to random play, whose positions
-    it did not know. 2M env steps with 2 epochs of 4 minibatches won less than half as often against
-    a script.
+    not its best: with normalised ones it lost every eleventh game to random play.
     """
     config = _self_play(
         "ConnectFour-v1",
-        6_000_000,
+        20_000_000,
         entropy_coefficient=0.1,
         normalize_advantages=False,
         epochs=4,
         minibatches=8,
-        torso=TorsoConfig(hidden_sizes=(256, 256)),
+        torso=TorsoConfig("board_cnn", hidden_sizes=(16,)),
+        separate_value_torso=False,
     )
     return dataclasses.replace(config, anneal_learning_rate=True)
 

@@ -17,7 +17,7 @@ from sebulba.support.checks import (
 )
 from sebulba.support.user_code import is_attribute
 
-TorsoKind = Literal["auto", "mlp", "small_cnn", "nature_cnn", "impala_resnet"]
+TorsoKind = Literal["auto", "mlp", "small_cnn", "board_cnn", "nature_cnn", "impala_resnet"]
 """Networks of this package from an observation to features."""
 TORSOS: tuple[str, ...] = get_args(TorsoKind)
 
@@ -29,6 +29,7 @@ class TorsoConfig:
     kind: TorsoKind | str = "auto"
     """Network for images. auto: nature_cnn from 36 x 36 pixels on, small_cnn up to
     small_image_pixels, impala_resnet between them. mlp: flatten them. Vectors always use the MLP.
+    Boards, MultiBinary of 3 dimensions, are images only where a network for images is named.
     module:attribute: your own flax module, which takes the whole observation."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Units of each hidden layer of the MLP."""

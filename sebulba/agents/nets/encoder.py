@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.agents.configs import TorsoConfig
+from sebulba.agents.configs.network_and_optimizer import TORSOS
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, PyTree
 
@@ -31,7 +32,7 @@ class ObservationEncoder:
 
     Box is flattened, Discrete and MultiDiscrete are one-hot, MultiBinary is 0 and 1, a Dict is all
     its parts; images (Box of 3 dimensions, or of uint8 pixels) stay images unless the torso is
-    "mlp", with channels last and uint8 scaled by 1/255.
+    "mlp", with channels last and uint8 scaled by 1/255, and boards if it is "board_cnn" or another.
     """
 
     def __init__(self, spec: EnvSpec, config: TorsoConfig) -> None:
@@ -42,6 +43,7 @@ class ObservationEncoder:
         """
         self._spec = spec
         self._images = config.kind != "mlp"
+        self._boards = config.kind in TORSOS[2:]
         self._scale_bounded = config.scale_bounded_observations
 
     def __call__(self, obs: PyTree, num_leading: int) -> Encoded:
@@ -50,19 +52,21 @@ class ObservationEncoder:
         images: list[jax.Array] = []
         for name, space, leaf in _parts(self._spec.observation_space, obs):
             x = jax.lax.collapse(jnp.asarray(leaf), 0, num_leading)
-            if isinstance(space, gymnasium.spaces.Discrete):
+            is_binary = isinstance(space, gymnasium.spaces.MultiBinary)
+            is_board = self._boards and is_binary and len(space.shape) == 3
+            if is_board or (self._images and is_image(space)):
+                images.append(self._image(x, name))
+            elif isinstance(space, gymnasium.spaces.Discrete):
                 vectors.append(jax.nn.one_hot(x - int(space.start), int(space.n)))
             elif isinstance(space, gymnasium.spaces.MultiDiscrete):
                 vectors.append(_multi_one_hot(x, space))
-            elif isinstance(space, gymnasium.spaces.MultiBinary):
+            elif is_binary:
                 vectors.append(x.reshape(x.shape[0], -1).astype(jnp.float32))
             elif not isinstance(space, gymnasium.spaces.Box):
                 raise UsageError(
                     f"observation_space={space} must be a Box, Discrete, MultiDiscrete, "
                     "MultiBinary or a Dict of these; use a wrapper that gives one"
                 )
-            elif self._images and is_image(space):
-                images.append(self._image(x, name))
             else:
                 vectors.append(self._flat(x, space))
         if not vectors:

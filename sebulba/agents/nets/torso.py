@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from sebulba.agents.configs import TorsoConfig
+from sebulba.agents.configs.network_and_optimizer import TORSOS
 from sebulba.agents.nets.encoder import Encoded
 from sebulba.agents.nets.memories import LRU, WINDOW, GTrXL
 from sebulba.errors import UsageError, shown
@@ -109,8 +110,8 @@ class NatureCNN(nn.Module):
         """Apply all layers."""
         if min(x.shape[1:3]) < self.least_pixels:
             raise UsageError(
-                f"torso.kind='nature_cnn' cannot take images of {x.shape[1]} x {x.shape[2]} "
-                "pixels, it needs 36 x 36; use auto, impala_resnet or mlp"
+                f"torso.kind={self.config.kind!r} needs images of {self.least_pixels} x "
+                f"{self.least_pixels} pixels, not {x.shape[1]} x {x.shape[2]}; use auto or mlp"
             )
         conv = functools.partial(
             nn.Conv,
@@ -131,6 +132,13 @@ class SmallCNN(NatureCNN):
 
     layers = ((16, 3, 1),)  # type: ignore[assignment]
     padding, least_pixels, most_features = "SAME", 1, 128
+
+
+class BoardCNN(NatureCNN):
+    """64 windows of 4 x 4 cells, as ConnectFour needs them, and a dense layer of at most 128."""
+
+    layers = ((64, 4, 1),)  # type: ignore[assignment]
+    least_pixels, most_features = 4, 128
 
 
 class ImpalaResNet(nn.Module):
@@ -155,7 +163,7 @@ class ImpalaResNet(nn.Module):
         return _features(_active(x, config), config, config.image_features)
 
 
-_IMAGE_NETWORKS = {"nature_cnn": NatureCNN, "small_cnn": SmallCNN, "impala_resnet": ImpalaResNet}
+_IMAGE_NETWORKS = dict(zip(TORSOS[2:], (SmallCNN, BoardCNN, NatureCNN, ImpalaResNet), strict=True))
 
 
 class Torso(nn.Module):
