@@ -393,9 +393,9 @@ GOALS: dict[str, Goal] = {
         is_limit=True,
         reference="0 is the best possible",
     ),
-    "connect-four": Goal("connect-four", 0.95, 6_000_000, exam="share won of ConnectFour-v1"),
+    "connect-four": Goal("connect-four", 0.95, 20_000_000, exam="share won of ConnectFour-v1"),
     "connect-four-script": Goal(
-        "connect-four", 0.5, 6_000_000, exam="share won of ConnectFour-v1 against a script"
+        "connect-four", 0.8, 20_000_000, exam="share won of ConnectFour-v1 against a script"
     ),
     "lbf": _reach(
         "lbf",

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from sebulba.agents.configs import ImpalaConfig, TorsoConfig
+from sebulba.agents.configs import ImpalaConfig, PPOConfig, TorsoConfig
 from sebulba.agents.impala import Impala
 from sebulba.agents.nets.actor_and_critic import Actor, Critic
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.torso import Torso, orthogonal, zero_core
+from sebulba.agents.ppo import PPO
 from sebulba.errors import UsageError
 from sebulba.support.files import dataclass_from_json
 from sebulba.types import EnvSpec, RunSpec
@@ -309,7 +310,7 @@ def test_bfloat16_is_refused_for_a_network_of_ones_own() -> None:
         TorsoConfig("tests.support.own:MyTorso", dtype="bfloat16")
 
 
-@pytest.mark.parametrize("kind", ["mlp", "small_cnn", "nature_cnn", "impala_resnet"])
+@pytest.mark.parametrize("kind", ["mlp", "small_cnn", "board_cnn", "nature_cnn", "impala_resnet"])
 def test_the_size_of_kernels_does_not_matter_with_layer_norm(kind: Any) -> None:
     side = 36 if kind == "nature_cnn" else 8
     image = jax.random.uniform(jax.random.key(0), (3, side, side, 2))
@@ -333,3 +334,35 @@ def test_the_size_of_kernels_does_not_matter_with_layer_norm(kind: Any) -> None:
 
     assert change(layer_norm=True) < 1e-3
     assert change(layer_norm=False) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "is_image"),
+    [
+        ("auto", (6, 7, 2), False),
+        ("mlp", (6, 7, 2), False),
+        ("board_cnn", (6, 7, 2), True),
+        ("small_cnn", (3, 3, 2), True),
+        ("board_cnn", (7,), False),
+    ],
+)
+def test_a_board_is_an_image_only_for_a_network_that_is_named(kind, shape, is_image):
+    spec = EnvSpec(spaces.MultiBinary(shape), spaces.Discrete(3))
+    agent = PPO(spec, PPOConfig(torso=TorsoConfig(kind, hidden_sizes=(5,))))
+    board = np.random.default_rng(0).integers(2, size=(4, 1, *shape)).astype(np.int8)
+    encoded = agent._encode(board, num_leading=2)
+    if is_image:
+        np.testing.assert_array_equal(encoded.images[0], board[:, 0])
+    assert encoded.vector.shape == (4, 0 if is_image else board[0].size)
+    networks = jax.eval_shape(agent.new_networks, jax.random.key(0))
+    kernels = [x.shape for x in jax.tree.leaves(networks) if x.ndim == 4]
+    window = {"board_cnn": (4, 4, 2, 64), "small_cnn": (3, 3, 2, 16)}
+    assert set(kernels) == ({window[kind]} if is_image else set())
+
+
+def test_a_board_that_is_smaller_than_a_window_is_refused():
+    spec = EnvSpec(spaces.MultiBinary((3, 3, 2)), spaces.Discrete(9))
+    with pytest.raises(UsageError, match=r"'board_cnn' needs images of 4 x 4 pixels, not 3 x 3"):
+        jax.eval_shape(
+            PPO(spec, PPOConfig(torso=TorsoConfig("board_cnn"))).new_networks, jax.random.key(0)
+        )
