@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import Any
 
 from benchmarks.studies import beside
 from benchmarks.studies.rivals import Rival
+from sebulba.agents.configs import TorsoConfig
+from sebulba.configs.experiment import ExperimentConfig
 from sebulba.configs.presets import PRESETS
 from sebulba.loops.devices import FEW_INFERENCERS
 from sebulba.tools.bench import harness
@@ -30,9 +33,18 @@ SECONDS = 8.0
 RUNNERS = (1, 2)
 
 
+def config_of(preset: str) -> ExperimentConfig:
+    """Return a preset with an MLP, which RLlib has, too."""
+    config: Any = PRESETS[preset].make()
+    if config.agent.torso.kind != "board_cnn":
+        return config
+    mlp = {"torso": TorsoConfig("mlp", (256, 256)), "separate_value_torso": True}
+    return dataclasses.replace(config, agent=dataclasses.replace(config.agent, **mlp))
+
+
 def given_to_rllib(preset: str, algorithm: str, runners: int) -> dict[str, Any]:
     """Return a preset as ``rllib_trainer.py`` takes it."""
-    config = PRESETS[preset].make()
+    config = config_of(preset)
     agent: Any = config.agent
     batch = config.num_envs * config.steps_per_cycle
     num_envs = config.num_envs * (config.num_inferencers_per_device or FEW_INFERENCERS)
@@ -59,7 +71,7 @@ def measure_task(
 ) -> dict[str, list[float]]:
     """Return environment steps a second of each, one a round."""
     with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(Trial(PRESETS[preset].make(), SECONDS))
+        ours = stack.enter_context(Trial(config_of(preset), SECONDS))
         ours.ready()
 
         def of_rival(one: Rival) -> float:
