@@ -53,7 +53,7 @@ class ObservationEncoder:
         for name, space, leaf in _parts(self._spec.observation_space, obs):
             x = jax.lax.collapse(jnp.asarray(leaf), 0, num_leading)
             is_binary = isinstance(space, gymnasium.spaces.MultiBinary)
-            is_board = self._boards and is_binary and len(space.shape) == 3
+            is_board = self._boards and is_binary and len(space.shape or ()) == 3
             if is_board or (self._images and is_image(space)):
                 images.append(self._image(x, name))
             elif isinstance(space, gymnasium.spaces.Discrete):
