@@ -29,8 +29,8 @@ class TinyAgent(Agent[TinyConfig]):
     """
 
     def new_networks(self, key: jax.Array) -> Any:
-        size = int(np.prod(self.spec.observation_space.shape))
-        actions = self.spec.action_space.n
+        spec: Any = self.spec
+        size, actions = int(np.prod(spec.observation_space.shape)), spec.action_space.n
         return {
             "w": 0.1 * jax.random.normal(key, (size, actions)),
             "b": jnp.zeros((actions,)),
@@ -46,7 +46,8 @@ class TinyAgent(Agent[TinyConfig]):
         return {"key": key, "steps": jnp.zeros((run.num_envs,), jnp.int32)}
 
     def logits(self, networks: Any, obs: jax.Array) -> jax.Array:
-        flat = obs.reshape((*obs.shape[: obs.ndim - len(self.spec.observation_space.shape)], -1))
+        space: Any = self.spec.observation_space
+        flat = obs.reshape((*obs.shape[: obs.ndim - len(space.shape)], -1))
         return flat.astype(jnp.float32) @ networks["w"] + jnp.broadcast_to(
             networks["b"], (*flat.shape[:-1], networks["b"].shape[0])
         )
