@@ -82,7 +82,9 @@ def train(words: Sequence[str], ids: Sequence[str], folder: Path, seconds: float
     """
     from bsuite import sweep
 
-    if given := {*words} & {word for word in PROTOCOL if word.startswith("--")}:
+    typed = {word.partition("=")[0].replace("--no-", "--") for word in words}
+    fixed = {word.replace("--no-", "--") for word in PROTOCOL if word.startswith("--")}
+    if given := typed & (fixed | {"--seed", "--env.id", "--run-dir"}):
         raise UsageError(f"{' '.join(sorted(given))} is the same for all agents here; leave it out")
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / AGENT_FILE

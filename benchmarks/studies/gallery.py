@@ -79,7 +79,7 @@ def _row(name: str, result: Mapping[str, Any]) -> list[str]:
     reached = round(result["share_of_seeds"] * result["seeds"])
     return [
         f"[{name}](#{_anchor(name)})",
-        str(GOALS[name]),
+        result.get("goal") or str(GOALS[name]),
         f"{reached} of {result['seeds']}"
         if reached == result["seeds"]
         else f"**{reached} of {result['seeds']}**",

@@ -25,7 +25,7 @@ from sebulba_league.history import newest_checkpoint, read_history
 import sebulba
 from benchmarks.studies import games
 from benchmarks.studies.tables import table
-from sebulba.agents.configs import OptimizerConfig, PPOConfig, TorsoConfig
+from sebulba.agents.configs import OptimizerConfig, PPOConfig
 from sebulba.configs.presets import PRESETS
 from sebulba.envs import env_spec, make_env_factory
 from sebulba.envs.multi.envpool_games import PLAYER
@@ -102,41 +102,14 @@ def _lanes(opponents: int, mirrors: int, learner: Changes | None = None, **leagu
 
 UNIFORM_MAGNET = {"kl_coefficient": 1.0, "entropy_coefficient": 0.05, "magnet_rate": 0.0}
 """Settings of a prototype."""
-LARGE_BATCHES = {
-    "learning_rate": 1e-3,
-    "epochs": 4,
-    "minibatches": 8,
-    "ratio_clip": 10.0,
-    "kl_coefficient": 10.0,
-    "entropy_coefficient": 1.0,
-    "magnet_rate": 0.0005,
-}
-"""For 512 environments."""
-COOLED = {
-    **LARGE_BATCHES,
-    "learning_rate": 2e-3,
-    "epochs": 2,
-    "minibatches": 16,
-    "entropy_coefficient": 0.5,
-    "final_entropy_coefficient": 0.05,
-    "magnet_rate": 0.0,
-    "torso": TorsoConfig(hidden_sizes=(128, 128), activation="relu"),
-}
-"""For as many, with a uniform magnet and a temperature that falls."""
 OFTEN = 32_768
 ROWS: Mapping[str, tuple[Changes, Changes]] = {
     "the preset": ({}, {}),
+    "gradients limited to 0.5": ({"optimizer": OptimizerConfig()}, {}),
     "KL 1, temperature 0.05, a uniform magnet, 3 lanes and 1": _lanes(
         3, 1, UNIFORM_MAGNET, snapshot_every=OFTEN
     ),
     "as self-play, 3 lanes and 1": _lanes(3, 1, snapshot_every=OFTEN),
-    "32 updates of 2,048 rows, 1 lane and 3": _lanes(
-        1, 3, LARGE_BATCHES, history=200, snapshot_every=OFTEN
-    ),
-    "32 updates of 1,024 rows, temperature 0.5 to 0.05, a uniform magnet, 1 lane and 7": _lanes(
-        1, 7, COOLED, history=200, snapshot_every=OFTEN // 2
-    ),
-    "gradients limited to 0.5": ({"optimizer": OptimizerConfig()}, {}),
     "as self-play, 3 lanes and 1, uniform": _lanes(
         3, 1, snapshot_every=OFTEN, matchmaker="uniform"
     ),
@@ -146,7 +119,7 @@ ROWS: Mapping[str, tuple[Changes, Changes]] = {
     ),
 }
 """What each row changes in the learner and in the league of a preset; lanes are those with
-snapshots and mirrors."""
+snapshots and mirrors. All but the first two are meant for ``kuhn-league``."""
 
 
 def trained(

@@ -352,7 +352,7 @@ GOALS: dict[str, Goal] = {
     ),
     "leduc": Goal(
         "leduc",
-        0.6,
+        1.2,
         10_000_000,
         exam="NashConv of LeducHoldem-v1",
         is_limit=True,

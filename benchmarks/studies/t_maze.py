@@ -14,9 +14,9 @@ import jax.numpy as jnp
 class TMaze:
     """A JAX environment: the passive T-maze of Ni et al. 2023, arXiv 2307.03864.
 
-    0 and 1 turn, 2 goes on, 3 goes back. An episode has ``length`` + 1 steps. Each step that does
-    not go on costs 1 / ``length``, and the right turn at the junction, in the last step, is worth
-    1. Without a memory 0.5 is the most.
+    0 and 1 turn, 2 goes on, 3 goes back. An episode has ``length`` + 1 steps. A step that ends
+    behind where an agent is that has always gone on costs 1 / ``length``, and the right turn at the
+    junction, in the last step, is worth 1. Without a memory 0.5 is the most.
     """
 
     observation_space = gymnasium.spaces.Box(-1, 1, (3,))

@@ -80,6 +80,10 @@ class PPOExperience(NamedTuple):
     """Scalar bool, with a ``target_kl``: the policy has moved too far from this trajectory."""
 
 
+def _is_schedule(state: PyTree) -> bool:
+    return isinstance(state, optax.ScaleByScheduleState)
+
+
 class PPO(OnPolicyAgent[PPOConfig]):
     """Each trajectory is learned from ``epochs`` times in ``minibatches`` parts."""
 
@@ -100,7 +104,7 @@ class PPO(OnPolicyAgent[PPOConfig]):
     def optimize(self, networks: PyTree, opt: PyTree, grads: PyTree) -> tuple[PyTree, PyTree]:
         """Take a step, after which the magnet follows; with a target KL, none without a gradient.
 
-        Adam would go on by its momentum. Only counts go on, which schedules follow.
+        Adam would go on by its momentum. Only the count of a learning rate that falls goes on.
         """
         has_magnet = isinstance(opt, MagnetOpt)
         after = super().optimize(networks, opt.optimizer if has_magnet else opt, grads)
@@ -109,12 +113,13 @@ class PPO(OnPolicyAgent[PPOConfig]):
             after = after[0], MagnetOpt(after[1], magnet)
         if not self.config.target_kl:
             return after
-        moves = jnp.stack([(leaf != 0).any() for leaf in jax.tree.leaves(grads)]).any()
+        size = optax.tree.norm(grads)
+        moves = (size > 0) & (size < jnp.inf)
 
-        def held(new: jax.Array, old: jax.Array) -> jax.Array:
-            return new if jnp.issubdtype(new.dtype, jnp.integer) else jnp.where(moves, new, old)
+        def held(new: PyTree, old: PyTree) -> PyTree:
+            return new if _is_schedule(new) else jnp.where(moves, new, old)
 
-        return jax.tree.map(held, after, (networks, opt))
+        return jax.tree.map(held, after, (networks, opt), is_leaf=_is_schedule)
 
     def new_experience(self, key: jax.Array, networks: PyTree, run: RunSpec) -> PPOExperience:
         base: Experience = super().new_experience(key, networks, run)

@@ -215,10 +215,7 @@ def kuhn() -> ExperimentConfig:
 
 @PRESETS.add("leduc", "PPO, self-play, envpool LeducHoldem-v1")
 def leduc() -> ExperimentConfig:
-    """Return self-play in Leduc hold'em, whose players see who began and all moves.
-
-    Payoffs are larger than those of Kuhn poker, so gradients have no limit and batches are large.
-    """
+    """Return self-play in Leduc hold'em: chance decides more, so batches are larger."""
     env = EnvConfig("LeducHoldem-v1", options={"show_beginner": True, "show_moves": 8})
     agent = _MIRROR_DESCENT | {
         "kl_coefficient": 10.0,

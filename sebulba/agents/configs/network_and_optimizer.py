@@ -29,7 +29,7 @@ class TorsoConfig:
     kind: TorsoKind | str = "auto"
     """Network for images. auto: nature_cnn from 36 x 36 pixels on, small_cnn up to
     small_image_pixels, impala_resnet between them. mlp: flatten them. Vectors always use the MLP.
-    Boards, MultiBinary of 3 dimensions, are images only where a network for images is named.
+    board_cnn: for boards, MultiBinary of 3 dimensions, which all others flatten.
     module:attribute: your own flax module, which takes the whole observation."""
     hidden_sizes: tuple[int, ...] = (64, 64)
     """Units of each hidden layer of the MLP."""

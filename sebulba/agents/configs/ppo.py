@@ -45,7 +45,6 @@ class PPOConfig(ActorCriticConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least_0 = (0, math.inf)
-        check_ranges(self, epochs=1, minibatches=1, value_clip=least_0, target_kl=least_0)
-        check_ranges(self, kl_coefficient=least_0, magnet_rate=(0, 1))
+        check_ranges(self, epochs=1, minibatches=1, magnet_rate=(0, 1), value_clip=(0, math.inf))
+        check_ranges(self, kl_coefficient=(0, math.inf), target_kl=(0, math.inf))
         check_positive(self, "ratio_clip")

@@ -78,8 +78,8 @@ def annealed(
     """
     if last is None:
         return first
-    counts = optax.tree_utils.tree_get_all_with_path(opt, "count")  # all are the same
-    return optax.linear_schedule(first, last, config.schedule_updates)(counts[0][1])  # type: ignore[arg-type,return-value]
+    counts = optax.tree_utils.tree_get_all_with_path(opt, "count")  # the last is the schedule's
+    return optax.linear_schedule(first, last, config.schedule_updates)(counts[-1][1])  # type: ignore[arg-type,return-value]
 
 
 def make_optimizers(

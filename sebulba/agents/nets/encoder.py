@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from sebulba.agents.configs import TorsoConfig
-from sebulba.agents.configs.network_and_optimizer import TORSOS
 from sebulba.errors import UsageError
 from sebulba.types import EnvSpec, PyTree
 
@@ -32,7 +31,7 @@ class ObservationEncoder:
 
     Box is flattened, Discrete and MultiDiscrete are one-hot, MultiBinary is 0 and 1, a Dict is all
     its parts; images (Box of 3 dimensions, or of uint8 pixels) stay images unless the torso is
-    "mlp", with channels last and uint8 scaled by 1/255, and boards if it is "board_cnn" or another.
+    "mlp", with channels last and uint8 scaled by 1/255, and boards if it is "board_cnn".
     """
 
     def __init__(self, spec: EnvSpec, config: TorsoConfig) -> None:
@@ -43,7 +42,7 @@ class ObservationEncoder:
         """
         self._spec = spec
         self._images = config.kind != "mlp"
-        self._boards = config.kind in TORSOS[2:]
+        self._boards = config.kind == "board_cnn"
         self._scale_bounded = config.scale_bounded_observations
 
     def __call__(self, obs: PyTree, num_leading: int) -> Encoded:

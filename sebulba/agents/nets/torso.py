@@ -163,7 +163,7 @@ class ImpalaResNet(nn.Module):
         return _features(_active(x, config), config, config.image_features)
 
 
-_IMAGE_NETWORKS = dict(zip(TORSOS[2:], (SmallCNN, BoardCNN, NatureCNN, ImpalaResNet), strict=True))
+_NETWORKS = dict(zip(TORSOS[2:], (SmallCNN, BoardCNN, NatureCNN, ImpalaResNet), strict=True))
 
 
 class Torso(nn.Module):
@@ -194,7 +194,7 @@ class Torso(nn.Module):
         elif kind == "auto":
             is_small = height * width <= self.config.small_image_pixels
             kind = "small_cnn" if is_small else "impala_resnet"
-        return _IMAGE_NETWORKS[kind](self.config)
+        return _NETWORKS[kind](self.config)
 
 
 def own_torso(name: str) -> nn.Module:
