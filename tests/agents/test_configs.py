@@ -135,5 +135,5 @@ def test_refuses_action_spaces_without_a_distribution(space: gymnasium.Space) ->
 
 def test_refuses_images_too_small_for_nature_cnn() -> None:
     spec = EnvSpec(spaces.Box(0, 255, (3, 20, 24), np.uint8), spaces.Discrete(2, dtype=np.int32))
-    with pytest.raises(UsageError, match=r"20 x 24 pixels.*use auto, impala_resnet or mlp"):
+    with pytest.raises(UsageError, match=r"36 x 36 pixels, not 20 x 24; use auto or mlp"):
         make_agent(spec, ImpalaConfig(torso=TorsoConfig("nature_cnn")))

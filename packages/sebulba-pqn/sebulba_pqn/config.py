@@ -54,7 +54,7 @@ class PQNConfig(MemoryConfig, CommonConfig):
     value_head = True
     central_critic = dueling = noisy = popart = False
     head_hidden_sizes = ()
-    final_entropy_coefficient, kl_coefficient, magnet_rate = None, 0.0, 0.0
+    final_entropy_coefficient, kl_coefficient, magnet_rate, target_kl = None, 0.0, 0.0, 0.0
 
     def __post_init__(self) -> None:
         """Check every field."""
