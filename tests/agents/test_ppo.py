@@ -360,6 +360,7 @@ def arrays_of(state: Any, *, counts: bool) -> list[np.ndarray]:
     return [x for x in leaves if np.issubdtype(x.dtype, np.integer) == counts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_beyond_the_target_kl_only_the_learning_rate_goes_on(devices):
     falls = OptimizerConfig(schedule="linear", schedule_updates=10)
