@@ -84,7 +84,7 @@ ns3-limits: $(VENV)/.ready-ns3
 	@$(BIN)/python -m benchmarks.studies.ns3_limits --json packages/sebulba-ns3/results/limits.json
 
 docs: $(VENV)/.ready-docs
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html, or run $(BIN)/mkdocs serve."
 
 # The wheel is built from the sdist.
