@@ -17,12 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from sebulba.agent import LEARNER_AXIS, Loss
 from sebulba.agents.bases.normalization import Statistics
-from sebulba.agents.bases.on_policy import (
-    Experience,
-    OnPolicyAgent,
-    StepState,
-    check_minibatches,
-)
+from sebulba.agents.bases.on_policy import Experience, OnPolicyAgent, StepState, check_minibatches
 from sebulba.agents.configs import PPOConfig
 from sebulba.agents.kernels.optimizer import masked_mean, masked_normalized
 from sebulba.agents.kernels.returns import gae, transitions

@@ -23,11 +23,7 @@ from sebulba.agents.kernels.distributions import Categorical, SquashedGaussian
 from sebulba.agents.kernels.legal_actions import ILLEGAL, legal_mask
 from sebulba.agents.nets.encoder import Encoded, ObservationEncoder
 from sebulba.agents.nets.q_networks import discrete_actions
-from sebulba.agents.replay.transitions_and_sequences import (
-    Replay,
-    Transition,
-    TransitionReplay,
-)
+from sebulba.agents.replay.transitions_and_sequences import Replay, Transition, TransitionReplay
 from sebulba.support.checks import require
 from sebulba.types import EnvSpec, EnvStep, PyTree
 

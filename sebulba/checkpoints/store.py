@@ -19,22 +19,10 @@ from sebulba.checkpoints.manifest import (
     check_sizes,
     read_manifest,
 )
-from sebulba.checkpoints.part_files import (
-    RECORD_FILE,
-    Snapshot,
-    cause_of,
-    read_parts,
-    write_parts,
-)
+from sebulba.checkpoints.part_files import RECORD_FILE, Snapshot, cause_of, read_parts, write_parts
 from sebulba.errors import CheckpointError, UsageError
 from sebulba.support.checks import at_least
-from sebulba.support.files import (
-    PARTIAL,
-    absolute,
-    flush_to_disk,
-    read_json_object,
-    take_place,
-)
+from sebulba.support.files import PARTIAL, absolute, flush_to_disk, read_json_object, take_place
 from sebulba.support.trust import Trust
 
 NUMBER_DIGITS = 12

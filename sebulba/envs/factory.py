@@ -21,11 +21,7 @@ from gymnasium.vector import VectorEnv
 from sebulba.envs.checked_env import CheckedEnv
 from sebulba.envs.envpool_families import import_envpool
 from sebulba.envs.flat_parts import warn_of_text
-from sebulba.envs.gymnasium_adapter import (
-    STEP_TIMEOUT_S,
-    GymnasiumAdapter,
-    vector_env_spec,
-)
+from sebulba.envs.gymnasium_adapter import STEP_TIMEOUT_S, GymnasiumAdapter, vector_env_spec
 from sebulba.envs.jax_env import JaxEnv, TimeLimit, is_jax_env, makes_jax_env
 from sebulba.envs.jax_libraries import library_of, library_versions, make_library_env
 from sebulba.envs.multi.multi_agent_env import MultiAgentEnv
@@ -38,12 +34,7 @@ from sebulba.envs.multi.pettingzoo_env import (
     make_pettingzoo,
     pettingzoo_package,
 )
-from sebulba.envs.multi.population_env import (
-    SPEC,
-    PopulationAdapter,
-    PopulationEnv,
-    as_gymnasium,
-)
+from sebulba.envs.multi.population_env import SPEC, PopulationAdapter, PopulationEnv, as_gymnasium
 from sebulba.envs.observation_parts import (
     ActionMaskPlace,
     marked,

@@ -19,16 +19,8 @@ from sebulba.envs.returned import RESET, STEP, make_obs_check, own_array, parts_
 from sebulba.envs.saving import saved_env
 from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.envs.seeds import check_seeds
-from sebulba.envs.spaces import (
-    make_action_check,
-    make_native_action,
-)
-from sebulba.envs.vectorize import (
-    end_workers,
-    guilty_workers,
-    has_died,
-    holds_checked_envs,
-)
+from sebulba.envs.spaces import make_action_check, make_native_action
+from sebulba.envs.vectorize import end_workers, guilty_workers, has_died, holds_checked_envs
 from sebulba.errors import EnvError, UsageError, shown, text_of
 from sebulba.types import EnvOutput, EnvSpec, FinalObs, FusedEnv, PyTree, empty_env_step
 

@@ -26,14 +26,7 @@ from sebulba.envs.spaces import (
     num_choices,
     require_spaces,
 )
-from sebulba.envs.tree import (
-    OBSERVATION,
-    SPEC,
-    AgentNode,
-    action_parts,
-    compile_tree,
-    named_parts,
-)
+from sebulba.envs.tree import OBSERVATION, SPEC, AgentNode, action_parts, compile_tree, named_parts
 from sebulba.errors import EnvError, UsageError, shown
 from sebulba.types import EnvSpec
 

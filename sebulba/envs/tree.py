@@ -24,11 +24,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from sebulba.envs.spaces import (
-    canonical_action_space,
-    canonical_observation_space,
-    num_choices,
-)
+from sebulba.envs.spaces import canonical_action_space, canonical_observation_space, num_choices
 from sebulba.errors import UsageError, shown
 from sebulba.types import COMMON, OBSERVATION, EnvSpec, Group, MultiAgentSpec, Team
 

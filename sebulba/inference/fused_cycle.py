@@ -17,13 +17,7 @@ import numpy as np
 from sebulba.envs.saving.saved_arrays import fitted
 from sebulba.envs.saving.sealed import seal, unseal
 from sebulba.errors import ActionError, EnvError
-from sebulba.inference.cycle import (
-    CyclePrograms,
-    LocalCycle,
-    check_finite,
-    env_state,
-    info_columns,
-)
+from sebulba.inference.cycle import CyclePrograms, LocalCycle, check_finite, env_state, info_columns
 from sebulba.inference.episodes import new_statistics
 from sebulba.inference.packed_rows import Packed, RowPacking
 from sebulba.metrics.timer import PhaseTimer

@@ -14,14 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sebulba.agent import (
-    TRAJECTORY_SPEC,
-    Agent,
-    AgentState,
-    is_spec,
-    spec_of_each_leaf,
-    with_bank,
-)
+from sebulba.agent import TRAJECTORY_SPEC, Agent, AgentState, is_spec, spec_of_each_leaf, with_bank
 from sebulba.errors import UsageError, shown
 from sebulba.loops.agent_tracing import TracedAgent, kind_of, shape_of
 from sebulba.support.trees import named_leaves

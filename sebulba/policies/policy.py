@@ -38,15 +38,7 @@ from sebulba.support.key_streams import POLICY_STREAM
 from sebulba.support.trees import named_leaves
 from sebulba.support.trust import Trust, signed, trust_of, was_changed
 from sebulba.support.user_code import CODE_FOLDERS, class_name, code_folders, find_code_in
-from sebulba.types import (
-    EnvSpec,
-    EnvStep,
-    Group,
-    MultiAgentSpec,
-    PyTree,
-    RunSpec,
-    empty_env_step,
-)
+from sebulba.types import EnvSpec, EnvStep, Group, MultiAgentSpec, PyTree, RunSpec, empty_env_step
 
 CONFIG_FILE = "config.json"
 ARRAYS_FILE = "arrays.npz"

@@ -18,15 +18,7 @@ from sebulba.agents.nets.q_networks import NOISE, QNetwork, QOutput, discrete_ac
 from sebulba.agents.nets.torso import zero_core
 from sebulba.support.key_streams import LAYER_NOISE_STREAM
 from sebulba.support.one_kernel import after
-from sebulba.types import (
-    ActionOutput,
-    EnvSpec,
-    EnvStep,
-    FinalObs,
-    PyTree,
-    RunSpec,
-    empty_env_step,
-)
+from sebulba.types import ActionOutput, EnvSpec, EnvStep, FinalObs, PyTree, RunSpec, empty_env_step
 
 ConfigT = TypeVar("ConfigT", bound=ValueBasedConfig)
 

@@ -8,13 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from sebulba.agents.configs.agent_config import AgentConfig
-from sebulba.support.checks import (
-    check_positive,
-    check_ranges,
-    check_types,
-    require,
-    require_size,
-)
+from sebulba.support.checks import check_positive, check_ranges, check_types, require, require_size
 from sebulba.support.user_code import is_attribute
 
 TorsoKind = Literal["auto", "mlp", "small_cnn", "board_cnn", "nature_cnn", "impala_resnet"]

@@ -8,13 +8,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from sebulba.errors import UsageError
-from sebulba.support.checks import (
-    at_least,
-    check_ranges,
-    check_types,
-    require,
-    require_number,
-)
+from sebulba.support.checks import at_least, check_ranges, check_types, require, require_number
 
 
 class Schedule(NamedTuple):

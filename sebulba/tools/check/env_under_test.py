@@ -10,13 +10,7 @@ from typing import Any
 from sebulba.envs.factory import make_env_factory
 from sebulba.envs.seeds import seed_block
 from sebulba.errors import UsageError
-from sebulba.tools.check.env_players import (
-    Fingerprint,
-    Player,
-    SinglePlayer,
-    close_quietly,
-    play,
-)
+from sebulba.tools.check.env_players import Fingerprint, Player, SinglePlayer, close_quietly, play
 from sebulba.tools.check.env_walk import Walk
 from sebulba.types import EnvAdapter, EnvFactory
 

@@ -14,13 +14,7 @@ from gymnasium import spaces
 
 from sebulba.errors import EnvError, describe_error
 from sebulba.inference.cycle import env_step_of
-from sebulba.tools.check.env_players import (
-    Player,
-    RandomActions,
-    SinglePlayer,
-    in_brief,
-    slots_of,
-)
+from sebulba.tools.check.env_players import Player, RandomActions, SinglePlayer, in_brief, slots_of
 from sebulba.types import EnvOutput
 
 TOLERANCE = 1e-3
