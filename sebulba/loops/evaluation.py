@@ -226,13 +226,10 @@ def evaluate(
     quota = _quota(num_episodes, num_envs)
     at_least(1, "max_episode_steps", max_episode_steps)
     seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=len(quota))
-    adapter = as_played(make_env_factory(env)(len(quota), seeds))
-    try:
+    with contextlib.closing(as_played(make_env_factory(env)(len(quota), seeds))) as adapter:
         check_spaces(policy, adapter)
         tally = _Tally(quota, max_episode_steps, adapter.spec)
         evaluation = _play(policy, adapter, tally, threading.Event(), progress, observe)
-    finally:
-        adapter.close()
     assert evaluation is not None, "nobody stops it"
     return evaluation
 

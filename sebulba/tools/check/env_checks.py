@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Iterator
@@ -336,11 +337,8 @@ def check_vector(subject: Subject) -> Finding | None:
     """Walk through the vector environment of a run."""
     if not subject.plays_one:
         return None  # all the other checks did
-    player = subject.make_vector()
-    try:
+    with contextlib.closing(subject.make_vector()) as player:
         seen = Walk(player, subject.num_envs).run(subject.num_compared, 0, subject.longest_s)
-    finally:
-        player.close()
     if seen.broken:
         return problem("; ".join(seen.broken.values()), "correct it")
     if seen.after_end or seen.rewritten:
@@ -353,14 +351,11 @@ def check_workers(subject: Subject) -> Finding:
     """Play in worker processes."""
     seeds = seed_block(0, inferencer=0, num_inferencers=1, num_envs=NUM_WORKERS)
     try:
-        env = subject.async_factory()(NUM_WORKERS, seeds)
-        try:
+        with contextlib.closing(subject.async_factory()(NUM_WORKERS, seeds)) as env:
             output = env.reset()
             choose = RandomActions(env.spec, NUM_WORKERS, 0)
             for _ in range(NUM_WORKER_STEPS):
                 output = env.step(choose(output))
-        finally:
-            env.close()
     except Exception as error:
         return note(
             f"vectorization='async' does not work: {describe_error(error)}",
@@ -404,12 +399,9 @@ def check_resume(subject: Subject) -> Finding:
 
 def check_cycle(subject: Subject) -> Finding:
     """Say which cycle a run uses."""
-    env = subject.make_vector()
-    try:
+    with contextlib.closing(subject.make_vector()) as env:
         env.reset()
         fused = env.fused()
-    finally:
-        env.close()
     return ok(f"stepped: {fused}" if isinstance(fused, str) else "fused: it has JAX functions")
 
 
@@ -431,7 +423,7 @@ def _seconds_per_step(subject: Subject, player: Player) -> float:
     """Return the mean seconds of a vector step, and close ``player``."""
     num_envs = 1 if isinstance(player, SinglePlayer) else subject.num_envs
     choose = RandomActions(player.spec, num_envs, 0)
-    try:
+    with contextlib.closing(player):
         output = player.step(choose(player.reset()))
         steps, took = 0, 0.0
         while took < MEASURED_S:
@@ -441,5 +433,3 @@ def _seconds_per_step(subject: Subject, player: Player) -> float:
             took += time.perf_counter() - began
             steps += 1
         return took / steps
-    finally:
-        player.close()
