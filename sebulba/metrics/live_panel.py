@@ -254,12 +254,7 @@ def _loss(metrics: Mapping[str, Any], width: int) -> Text:
 
 
 def _phases(metrics: Mapping[str, Any], side: str) -> dict[str, float]:
-    prefix = f"time/{side}/"
-    shares = {
-        name.removeprefix(prefix): float(value)
-        for name, value in metrics.items()
-        if name.startswith(prefix) and value is not None
-    }
+    shares = of_prefix(metrics, f"time/{side}/")
     return {name: share for name, share in shares.items() if share >= 0.005}
 
 
