@@ -108,12 +108,8 @@ def find_recorder(kind: str) -> Callable[..., Any]:
     return plugins.load(plugins.RECORDERS, entry)
 
 
-def _tensorboard(run: RunInfo) -> TensorBoardWriter:
-    return TensorBoardWriter(run.folder / "tensorboard", run.resumed_at)
-
-
 OURS: dict[str, Callable[[RunInfo], MetricWriter]] = {
-    "tensorboard": _tensorboard,
+    "tensorboard": lambda run: TensorBoardWriter(run.folder / "tensorboard", run.resumed_at),
     "wandb": WandbWriter,
     "mlflow": MlflowWriter,
 }
