@@ -154,7 +154,9 @@ class SteppedCycle(LocalCycle):
             check_finite(env_step, self._env.spec)
             return
         env_step = self._stack(all_rows)
-        rows = [np.isfinite(x).all(tuple(range(1, x.ndim))) for x in _floats(env_step)]
+        leaves = jax.tree.leaves((env_step.obs, env_step.reward, env_step.final))
+        floats = [leaf for leaf in leaves if leaf.dtype.kind == "f"]
+        rows = [np.isfinite(x).all(tuple(range(1, x.ndim))) for x in floats]
         row = int(np.argmin(np.logical_and.reduce(rows)))
         before = jax.tree.leaves(jax.tree.map(lambda x: x[max(row - 1, 0)], env_step))
         self._given = before, jax.tree.map(lambda x: np.asarray(x)[row], env_step.prev_action)
@@ -207,11 +209,6 @@ def _leaves_of(output: EnvOutput, prev_action: PyTree) -> list[np.ndarray]:
     of_obs = [obs] if isinstance(obs, np.ndarray) else jax.tree.leaves(obs)
     flags = (output.terminated, output.truncated, output.is_first)
     return [*of_obs, prev_action, output.reward, *flags]
-
-
-def _floats(env_step: EnvStep) -> list[np.ndarray]:
-    leaves = jax.tree.leaves((env_step.obs, env_step.reward, env_step.final))
-    return [leaf for leaf in leaves if leaf.dtype.kind == "f"]
 
 
 def _stack_what_is_read(rows: list[np.ndarray]) -> np.ndarray:
