@@ -302,7 +302,7 @@ def _factory_of_callable(
     if parameters.keys() >= {"num_envs", "seeds"}:
         _check_fits(own, name, single=BY_ITSELF)
         return _vector_factory(make_env, name, parameters, own, options)
-    _check_single(make_env, name, parameters, options)
+    _check_single(name, parameters, options)
     make_env = functools.partial(make_env, **options) if options else make_env
     return _single_factory(make_env, name, own)
 
@@ -472,9 +472,7 @@ def _parameters(make_env: Callable, name: str) -> dict[str, inspect.Parameter]:
         ) from error
 
 
-def _check_single(
-    make_env: Callable, name: str, parameters: dict[str, inspect.Parameter], options: dict
-) -> None:
+def _check_single(name: str, parameters: dict[str, inspect.Parameter], options: dict) -> None:
     """Raise UsageError unless ``make_env(**options)`` can be called."""
     named = {
         key
@@ -579,7 +577,7 @@ def _jax_maker(
     make_env: Callable, name: str, parameters: dict[str, inspect.Parameter], options: dict[str, Any]
 ) -> Callable[[], JaxEnv]:
     own = {k: v for k, v in options.items() if k != "max_episode_steps" or k in parameters}
-    _check_single(make_env, name, parameters, own)
+    _check_single(name, parameters, own)
     limit = {k: v for k, v in options.items() if k not in own}
     return lambda: _limited(make_env(**own), limit)
 
@@ -682,14 +680,12 @@ def _vector_factory(
     own: _OwnOptions,
     options: dict[str, Any],
 ) -> _Factory:
-    _check_single(make_env, name, parameters, {"num_envs": None, "seeds": None, **options})
+    _check_single(name, parameters, {"num_envs": None, "seeds": None, **options})
 
     def make(num_envs: int, seeds: list[int]) -> EnvAdapter:
-        result = make_env(num_envs=num_envs, seeds=list(seeds), **options)
-        adapter = (
-            result if isinstance(getattr(result, "spec", None), EnvSpec | MultiAgentSpec) else None
-        )
-        adapter = adapter or _adapt(result, seeds, name, own.step_timeout_s)
+        adapter = make_env(num_envs=num_envs, seeds=list(seeds), **options)
+        if not isinstance(getattr(adapter, "spec", None), EnvSpec | MultiAgentSpec):
+            adapter = _adapt(adapter, seeds, name, own.step_timeout_s)
         if adapter.num_envs != num_envs:
             adapter.close()
             raise UsageError(
