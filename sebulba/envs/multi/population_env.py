@@ -261,11 +261,7 @@ class _Agent:
             for index, slot in enumerate(group.slots)
         }
         space = node.act.space
-        self._named = (
-            dict(space.spaces if isinstance(space, spaces.Dict) else space)
-            if (isinstance(space, Mapping | spaces.Dict))
-            else {}
-        )
+        self._named = dict(space) if isinstance(space, Mapping) else {}  # so is spaces.Dict
         self._non_atomic = node.act.non_atomic
         self._atomic = None if self._non_atomic else atomic_action_space(space, name)
         names = [f"{name}.{part}" for part in sorted(self._named)] if self._non_atomic else [name]
