@@ -100,7 +100,9 @@ def draw(groups: Sequence[Group], file: str, kind: str) -> None:
     figure = _figure(groups, kind)
     path = Path(file)
     if path.suffix == ".html":
-        write_report(path, _page(groups, _svg(figure), kind))
+        drawn = io.StringIO()
+        figure.savefig(drawn, format="svg")
+        write_report(path, _page(groups, drawn.getvalue().partition("<svg")[2], kind))
         return
     with refusing(f"{shown(file)} cannot be written", "use another name"):
         figure.savefig(path, dpi=150)
@@ -142,12 +144,6 @@ def _finish(axes: Axes, xlabel: str, ylabel: str) -> None:
 def _literal(text: str) -> str:
     """Return a text that matplotlib does not take for mathematics."""
     return plain(text).replace("$", r"\$")
-
-
-def _svg(figure: Figure) -> str:
-    drawn = io.StringIO()
-    figure.savefig(drawn, format="svg")
-    return drawn.getvalue().partition("<svg")[2]
 
 
 def _page(groups: Sequence[Group], svg: str, kind: str) -> str:
