@@ -93,7 +93,8 @@ def acting_of(policy: Policy, batch: int) -> Acting:
     traced = functools.partial(_step, policy, tree)
     with left_alone():
         closed, shapes = jax.make_jaxpr(traced, return_shape=True)(*example)
-    names = _input_names(row, state)
+    of_step = [f"{STATE}_{i}" for i in range(len(jax.tree.leaves(state.step)))]
+    names = [*by_name(row), *of_step, "prev_action"]
     num_rows = len(jax.tree.leaves(row))
     num_answers = len(shapes) - (len(names) - num_rows)
     answers = [ACTION, PROBABILITIES][:num_answers]
@@ -200,12 +201,6 @@ def by_name(tree: PyTree) -> dict[str, Any]:
         re.sub(r"\W+", "_", name).strip("_"): leaf
         for name, leaf in zip(*named_leaves(tree), strict=True)
     }
-
-
-def _input_names(row: EnvStep, state: PolicyState) -> list[str]:
-    of_row = list(by_name(row))
-    of_step = [f"{STATE}_{i}" for i in range(len(jax.tree.leaves(state.step)))]
-    return [*of_row, *of_step, "prev_action"]
 
 
 def _port(name: str, leaf: PyTree) -> Port:
