@@ -538,7 +538,7 @@ def raw_lines(result: Mapping[str, Any]) -> list[str]:
     if math.isfinite(budget_s):
         lines.append(
             f"measured {config['repeats']} rounds of {config['seconds']:.1f} s; --budget-s "
-            f"{budget_s:.0f} limits all of it, compilation included"
+            f"{budget_s:.0f} limits all of it, compilation included; a larger one measures more"
         )
     return lines
 
