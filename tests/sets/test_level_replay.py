@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gymnasium
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sebulba_sets.level_replay import learnability
+from sebulba_sets.level_replay import PRIOR, learnability
 
 from sebulba import UsageError
 from sebulba.envs import env_spec, make_env_factory
@@ -58,13 +59,21 @@ def shares(adapter: Any, num_steps: int = 600) -> np.ndarray:
 
 
 def test_learnability_is_the_mean_of_p_times_1_minus_p():
-    p = np.linspace(0, 1, 100_001)
+    def beta(a: float, b: float) -> float:
+        return math.gamma(a) * math.gamma(b) / math.gamma(a + b)
+
     for solved, failed in [(0, 0), (3, 0), (0.5, 7), (20, 20)]:
-        density = p**solved * (1 - p) ** failed
-        expected = (density * p * (1 - p)).sum() / density.sum()
+        a, b = solved + PRIOR, failed + PRIOR
         assert learnability(jnp.float32(solved), jnp.float32(failed)) == pytest.approx(
-            expected, rel=1e-3
+            beta(a + 1, b + 1) / beta(a, b), rel=1e-5
         )
+
+
+def test_what_was_solved_and_failed_is_preferred():
+    both, failed, new = (
+        float(learnability(*map(jnp.float32, x))) for x in [(1, 1), (0, 1), (0, 0)]
+    )
+    assert both > 30 * failed and both > 30 * new
 
 
 @pytest.mark.slow
