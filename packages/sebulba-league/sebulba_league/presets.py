@@ -34,6 +34,7 @@ _QUICK = {"entropy_coefficient": 0.2, "magnet_rate": 0.004}
 PRESETS: Mapping[str, Preset] = {
     "kuhn-league": _league("kuhn", _QUICK, **_KUHN),
     "leduc-league": _league("leduc", **_KUHN | {"mirrors": 7}),
-    **{f"{name}-league": _league(name) for name in ("tic-tac-toe", "connect-four")},
+    "tic-tac-toe-league": _league("tic-tac-toe"),
+    "connect-four-league": _league("connect-four", opponents=1, mirrors=7),
 }
 """Those of Sebulba's self-play, against a history."""
