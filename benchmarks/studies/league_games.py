@@ -21,6 +21,7 @@ import jax
 import numpy as np
 from sebulba_league.config import LeagueConfig
 from sebulba_league.history import newest_checkpoint, read_history
+from sebulba_league.table import rows_of
 
 import sebulba
 from benchmarks.studies import games
@@ -35,9 +36,12 @@ from sebulba.runs.api import open_run
 RULES: Mapping[str, games.Poker] = {"kuhn-league": games.KUHN, "leduc-league": games.LEDUC}
 """By preset."""
 LAST, EQUAL, LINEAR, SQUARE = "last policy", "equal weights", "linear weights", "square weights"
+META = "meta-strategy"
 """Figures: the last policy, and mixtures. Linear weights are the numbers of the snapshots, from 1,
-and square ones their squares, as in Brown and Sandholm 2019, arXiv 1809.04040."""
+and square ones their squares, as in Brown and Sandholm 2019, arXiv 1809.04040. Those of the
+meta-strategy are an equilibrium of the snapshots."""
 POWERS = {EQUAL: 0, LINEAR: 1, SQUARE: 2}
+FIGURES = (LAST, *POWERS, META)
 
 
 def mixture(
@@ -70,6 +74,8 @@ def figures_of(rules: games.Poker, run: str | Path) -> dict[str, float]:
     """Return the NashConv of the last policy of a league's run, and of mixtures of its history."""
     folder, _, (_, config) = open_run(run, trust=False)
     checkpoint = newest_checkpoint(folder, config, trust=False)
+    league_config: Any = config.agent
+    arrays = checkpoint.snapshot.arrays
     factory: Any = make_env_factory(config.env.id, **config.env.factory_arguments())
     league, generations, networks = read_history(config, env_spec(factory), checkpoint)
     player: Any = league.player
@@ -84,6 +90,8 @@ def figures_of(rules: games.Poker, run: str | Path) -> dict[str, float]:
         name: games.nash_conv_of(rules, mixture(rules, players, number**power))
         for name, power in POWERS.items()
     }
+    shares = [row.meta for row in rows_of(league_config, arrays) if row.generation >= 0]
+    mixtures[META] = games.nash_conv_of(rules, mixture(rules, players, shares))
     of_last = games.nash_conv_of(rules, _chances(rules, last))
     return {LAST: of_last, **mixtures, "snapshots": len(players)}
 
@@ -113,13 +121,15 @@ ROWS: Mapping[str, tuple[Changes, Changes]] = {
     "as self-play, 3 lanes and 1, uniform": _lanes(
         3, 1, snapshot_every=OFTEN, matchmaker="uniform"
     ),
+    "PSRO": _lanes(8, 0, matchmaker="psro"),
+    "PSRO, each best response from nothing": _lanes(8, 0, matchmaker="psro", restart=1.0),
     "as self-play, 1 lane and 3": _lanes(1, 3, snapshot_every=OFTEN),
     "temperature 0.2, magnet rate 0.004, 1 lane and 3": _lanes(
         1, 3, {"magnet_rate": 0.004, "entropy_coefficient": 0.2}, history=200, snapshot_every=OFTEN
     ),
 }
 """What each row changes in the learner and in the league of a preset; lanes are those with
-snapshots and mirrors. All but the first two are meant for ``kuhn-league``."""
+snapshots and mirrors. All but the first two and PSRO are meant for ``kuhn-league``."""
 
 
 def trained(
@@ -172,9 +182,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         for seed in seeds:
             found.append(trained(given.preset, learner, league, seed, given.show_moves, **run))
             print(name, seed, {key: round(float(x), 4) for key, x in found[-1].items()}, flush=True)
-        shown = [", ".join(f"{one[key]:.3f}" for one in found) for key in (LAST, *POWERS)]
+        shown = [", ".join(f"{one[key]:.3f}" for one in found) for key in FIGURES]
         lines.append([name, *shown, f"{np.mean([one['seconds'] for one in found]):.0f}"])
-    print(table(["row", LAST, *POWERS, "seconds"], lines))
+    print(table(["row", *FIGURES, "seconds"], lines))
 
 
 if __name__ == "__main__":
