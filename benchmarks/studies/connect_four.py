@@ -230,14 +230,13 @@ def play(
         env.close()
 
 
-def against(one: Policy, other: Policy, *, games: int = 500, opening: int = 2) -> np.ndarray:
+def against(one: Opponent, other: Opponent, *, games: int = 500, opening: int = 2) -> np.ndarray:
     """Return the games that ``one`` won, drew and lost, as first and as second player, ``[2, 3]``.
 
-    The first ``opening`` moves are random, then both take their best actions.
+    The first ``opening`` moves are random.
     """
     rng, counts, num_envs = np.random.default_rng(0), np.zeros((2, 3)), 64
     env: Any = make_env_factory(ENV)(num_envs, list(range(num_envs)))
-    players = greedy(one), greedy(other)
     output, seats = env.reset(), np.arange(num_envs) % 2
     began, everyone = np.zeros(num_envs, np.int64), np.arange(num_envs)
     try:
@@ -247,7 +246,7 @@ def against(one: Policy, other: Policy, *, games: int = 500, opening: int = 2) -
             boards, legal = (obs[part][everyone, mover] for part in (OBSERVATION, MASK))
             stones = boards.any(axis=-1).sum(axis=(1, 2))
             began = np.where(stones == 0, mover, began)
-            mine, theirs = (act(boards, legal, rng) for act in players)
+            mine, theirs = (act(boards, legal, rng) for act in (one, other))
             move = np.where(mover == seats, mine, theirs)
             move = np.where(stones < opening, at_random(boards, legal, rng), move)
             action = np.zeros(acting.shape, np.int32)
@@ -261,6 +260,13 @@ def against(one: Policy, other: Policy, *, games: int = 500, opening: int = 2) -
     return counts
 
 
+def print_counts(counts: np.ndarray) -> None:
+    """Print what ``against`` returned."""
+    for name, line in zip(("first", "second"), counts, strict=True):
+        won, drawn, lost = line.astype(int)
+        print(f"{name} player: won {won}, drew {drawn}, lost {lost}; {won / line.sum():.3f}")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -272,17 +278,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     policy: Any = load_policy(given.policy)
     if given.other:
-        other: Any = load_policy(given.other)
-        counts = against(policy, other, games=given.games)
-        for name, line in zip(("first", "second"), counts, strict=True):
-            won, drawn, lost = line.astype(int)
-            print(f"{name} player: won {won}, drew {drawn}, lost {lost}; {won / line.sum():.3f}")
+        print_counts(against(greedy(policy), greedy(load_policy(given.other)), games=given.games))
     for name, opponent, games in [
         ("random", at_random, given.games),
         ("script, one move ahead", wins_or_blocks, given.games),
         ("alpha-beta, four moves ahead", looks_ahead(4), given.games // 4),
     ]:
         print(name, round(share_won(policy, ENV, opponent, num_games=games), 3), flush=True)
+    print("alpha-beta after two random moves")
+    print_counts(against(greedy(policy), looks_ahead(4), games=given.games // 2))
     if given.positions:
         print("solver", solved(policy, given.positions, given.empty))
 
