@@ -476,7 +476,9 @@ def test_anchors_take_lanes_of_snapshots(anchors):
 
 
 def test_a_trainer_of_the_command_is_that_of_the_preset(installed):
-    config = parse("tic-tac-toe", ["--trainer", "league", "--league.history", "7", "--seed", "3"])
+    words = ["--trainer", "league", "--league.history", "7", "--seed", "3"]
+    words += ["--league.opponents", "1", "--league.mirrors", "7"]
+    config = parse("tic-tac-toe", words)
     preset = PRESETS["tic-tac-toe-league"].make()
     assert isinstance(config.agent, LeagueConfig) and config.agent.history == 7
     assert dataclasses.replace(config, seed=0).agent == dataclasses.replace(preset.agent, history=7)

@@ -29,12 +29,13 @@ def _league(name: str, learner: Mapping[str, Any] | None = None, **fields: Any) 
 _KUHN: Any = {"opponents": 1, "mirrors": 3, "history": 200, "snapshot_every": 32_768}
 """Mostly against itself, where mirror descent nears an equilibrium: the mixture of a history that
 was mostly met was two to five times as far from it (docs/measurements)."""
+_MIRRORED: Any = {"opponents": 1, "mirrors": 7}
+"""On boards, too: a learner that mostly met its history learned less from as many env steps."""
 _QUICK = {"entropy_coefficient": 0.2, "magnet_rate": 0.004}
 """The mixture of a history may go in circles that the last policy must not."""
 PRESETS: Mapping[str, Preset] = {
     "kuhn-league": _league("kuhn", _QUICK, **_KUHN),
-    "leduc-league": _league("leduc", **_KUHN | {"mirrors": 7}),
-    "tic-tac-toe-league": _league("tic-tac-toe"),
-    "connect-four-league": _league("connect-four", opponents=1, mirrors=7),
+    "leduc-league": _league("leduc", **_KUHN | _MIRRORED),
+    **{f"{name}-league": _league(name, **_MIRRORED) for name in ("tic-tac-toe", "connect-four")},
 }
 """Those of Sebulba's self-play, against a history."""
