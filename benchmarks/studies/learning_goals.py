@@ -388,7 +388,7 @@ GOALS: dict[str, Goal] = {
     "tic-tac-toe-league": Goal(
         "tic-tac-toe-league",
         0,
-        1_000_000,
+        1_500_000,
         exam="lost positions of TicTacToe-v1",
         is_limit=True,
         reference="0 is the best possible",

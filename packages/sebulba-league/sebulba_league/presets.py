@@ -12,7 +12,12 @@ from sebulba.configs.presets import OWN_NUMBERS
 from sebulba_league.changes import league
 
 
-def _league(name: str, learner: Mapping[str, Any] | None = None, **fields: Any) -> Preset:
+def _league(
+    name: str,
+    learner: Mapping[str, Any] | None = None,
+    env_steps: int | None = None,
+    **fields: Any,
+) -> Preset:
     """Return self-play in a league, which ``fields`` describe; ``learner`` changes who learns."""
     ours = OWN_NUMBERS[name]
 
@@ -21,7 +26,9 @@ def _league(name: str, learner: Mapping[str, Any] | None = None, **fields: Any) 
         config = ours.make()
         agent: Any = dataclasses.replace(config.agent, **(learner or {}))  # type: ignore[arg-type]
         config = league(dataclasses.replace(config, agent=agent))
-        return dataclasses.replace(config, agent=dataclasses.replace(config.agent, **fields))
+        steps = env_steps or config.total_env_steps
+        agent = dataclasses.replace(config.agent, **fields)
+        return dataclasses.replace(config, agent=agent, total_env_steps=steps)
 
     return Preset(ours.summary.replace("self-play", "a league"), make)
 
@@ -36,6 +43,7 @@ _QUICK = {"entropy_coefficient": 0.2, "magnet_rate": 0.004}
 PRESETS: Mapping[str, Preset] = {
     "kuhn-league": _league("kuhn", _QUICK, **_KUHN),
     "leduc-league": _league("leduc", **_KUHN | _MIRRORED),
-    **{f"{name}-league": _league(name, **_MIRRORED) for name in ("tic-tac-toe", "connect-four")},
+    "tic-tac-toe-league": _league("tic-tac-toe", env_steps=1_500_000, **_MIRRORED),
+    "connect-four-league": _league("connect-four", **_MIRRORED),
 }
 """Those of Sebulba's self-play, against a history."""
