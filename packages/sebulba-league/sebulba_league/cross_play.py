@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -24,9 +22,6 @@ from sebulba_league.matchmakers import DRAWN, LOST, WON
 
 LEAST_ENVS = 256
 """Games that are played side by side, if pairs are few."""
-PARTS = 2
-"""Parts of the games, each in a thread: one acts while the other's environments step. On machines
-with more cores they are no more, so that results do not depend on the machine."""
 
 
 def cross_play(
@@ -51,9 +46,11 @@ def cross_play(
     check_count("games", games)
     if league.lanes.seats != 2:
         raise UsageError(f"cross-play needs games of 2 seats; this one has {league.lanes.seats}")
-    size, parts = len(jax.tree.leaves(networks)[0]), min(PARTS, games)
-    copies = min(games // parts, math.ceil(LEAST_ENVS / size**2))
+    size = len(jax.tree.leaves(networks)[0])
+    copies = min(games, math.ceil(LEAST_ENVS / size**2))
     num_envs = size * size * copies
+    seeds = seed_block(seed, inferencer=0, num_inferencers=1, num_envs=num_envs)
+    adapter = make_env_factory(env)(num_envs, seeds)
     first, second = (np.arange(num_envs) // copies // n % size for n in (size, 1))
     rows = np.stack(
         [
@@ -61,45 +58,33 @@ def cross_play(
             for i in range(size)
         ]
     )
-    act, new_state = _actors(league, rows, num_envs)
-    group, factory, stopped = league.group, make_env_factory(env), threading.Event()
-
-    def play(part: int) -> np.ndarray:
-        seeds = seed_block(seed, inferencer=part, num_inferencers=parts, num_envs=num_envs)
-        adapter, state = factory(num_envs, seeds), new_state(jax.random.key(seeds[0]))
-        of_pair = games // parts + (part < games % parts)
-        quota = of_pair // copies + (np.arange(num_envs) % copies < of_pair % copies)
-        results, score = np.zeros((size, size, 3)), np.zeros(num_envs)
-        try:
-            output, action = adapter.reset(), no_action(adapter)
-            while quota.any() and not stopped.is_set():
-                with left_alone():  # all players together are too many for one kernel
-                    action, state = act(networks, state, env_step_of(output, action))
-                action = jax.tree.map(np.asarray, action)
-                output = adapter.step(action)
-                score += output.unclipped_reward[group][:, 0]
-                ended = output.episode_end & (quota > 0)
-                outcome = np.where(
-                    score > DRAWN_SIZE, WON, np.where(score < -DRAWN_SIZE, LOST, DRAWN)
-                )
-                np.add.at(results, (first[ended], second[ended], outcome[ended]), 1)
-                quota[ended] -= 1
-                score[output.episode_end] = 0.0
-        finally:
-            adapter.close()
-        return results
-
-    with ThreadPoolExecutor(parts) as pool:
-        try:
-            return sum(pool.map(play, range(parts)), np.zeros((size, size, 3)))
-        finally:
-            stopped.set()  # after Ctrl-C the games end at once
+    group = league.group
+    act, state = _actors(league, rows, num_envs, seed)
+    quota = np.full(num_envs, games // copies)
+    quota[np.arange(num_envs) % copies < games % copies] += 1
+    results, score = np.zeros((size, size, 3)), np.zeros(num_envs)
+    try:
+        output, action = adapter.reset(), no_action(adapter)
+        while quota.any():
+            with left_alone():  # all players together are too many for one kernel
+                action, state = act(networks, state, env_step_of(output, action))
+            action = jax.tree.map(np.asarray, action)
+            output = adapter.step(action)
+            score += output.unclipped_reward[group][:, 0]
+            ended = output.episode_end & (quota > 0)
+            outcome = np.where(score > DRAWN_SIZE, WON, np.where(score < -DRAWN_SIZE, LOST, DRAWN))
+            np.add.at(results, (first[ended], second[ended], outcome[ended]), 1)
+            quota[ended] -= 1
+            score[output.episode_end] = 0.0
+    finally:
+        adapter.close()
+    return results
 
 
 def _actors(
-    league: LeagueAgent, rows: np.ndarray, num_envs: int
-) -> tuple[Callable[..., tuple[PyTree, PyTree]], Callable[[jax.Array], PyTree]]:
-    """Return the program in which all players act, and what makes their states from a key.
+    league: LeagueAgent, rows: np.ndarray, num_envs: int, seed: int
+) -> tuple[Callable[..., tuple[PyTree, PyTree]], PyTree]:
+    """Return the program in which all players act, and their states.
 
     In games with turns half of the rows wait. If players have no memory, the program then acts
     for as many rows of each player as usually act at once, and for all where more do.
@@ -108,12 +93,11 @@ def _actors(
       league: Of two seats.
       rows: ``[N, R]``: row ``2 * b + seat`` of each player.
       num_envs: B.
+      seed: Of actions.
     """
     learner, group, (size, most) = league.learner, league.group, rows.shape
+    keys = jax.random.split(jax.random.key(seed), size)
     run = RunSpec(most, num_inferencers=1, steps_per_cycle=1, num_update_devices=1)
-
-    def states_of(new: Callable[[jax.Array], PyTree]) -> Callable[[jax.Array], PyTree]:
-        return lambda key: jax.vmap(new)(jax.random.split(key, size))
 
     def answered(actions: jax.Array, chosen: Any) -> dict[str, jax.Array]:
         flat = jnp.zeros((2 * num_envs, *actions.shape[2:]), actions.dtype)
@@ -132,7 +116,7 @@ def _actors(
     ((name, member),) = learner.members.items()
     step_state = member.agent.new_step_state
     if not member.waits or any(map(any, jax.tree.leaves(member.agent.step_state_spec()))):
-        return act, states_of(lambda key: learner.new_step_state(key, run, 0))
+        return act, jax.vmap(lambda key: learner.new_step_state(key, run, 0))(keys)
     usual = min(most, most // 2 + math.ceil(1.5 * math.sqrt(most)))
 
     @jax.jit
@@ -154,4 +138,4 @@ def _actors(
         is_usual = acting.sum(axis=1).max() <= usual
         return jax.lax.cond(is_usual, lambda: of(usual), lambda: of(most))
 
-    return act_in_turn, states_of(lambda key: step_state(key, run, 0))
+    return act_in_turn, jax.vmap(lambda key: step_state(key, run, 0))(keys)
