@@ -128,7 +128,7 @@ class Script:
 
 
 def test_the_stronger_player_wins_from_both_seats():
-    counts = connect_four.against(Script(2), Script(0), games=20)  # type: ignore[arg-type]
+    counts = connect_four.against(connect_four.looks_ahead(2), games.at_random, games=20)
     assert (counts.sum(axis=1) >= 20).all() and (counts[:, 0] > 0.8 * counts.sum(axis=1)).all()
 
 
