@@ -23,7 +23,7 @@ from sebulba.metrics.figures import BLUE, GREY, open_frame, picture
 from sebulba.metrics.plots import learning_curves, read_records
 from sebulba.runs.folder import file_name
 from sebulba.support.checks import require
-from sebulba.support.files import read_json_object
+from sebulba.support.files import read_json_object, write_json
 
 RESULTS = "benchmarks/results"
 """Folder that ``learn`` writes to and ``report`` reads."""
@@ -395,7 +395,7 @@ def write(
 ) -> None:
     """Write ``learn-NAME.json`` and ``learn-NAME.png``."""
     folder.mkdir(exist_ok=True)
-    (folder / f"learn-{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_json(folder / f"learn-{name}.json", record)
     file = folder / f"learn-{name}.png"
     if goal is not None and goal.exam:  # returns of play against oneself say nothing
         draw_exam({r.seed: r.exam for r in results}, goal, name, file)

@@ -196,7 +196,14 @@ def write_json(file: str | Path, record: Mapping[str, Any]) -> None:
     Raises:
       UsageError: The file cannot be written.
     """
-    write_report(file, json.dumps(record, indent=2) + "\n")
+    write_report(file, readable_json(record))
+
+
+def readable_json(record: Mapping[str, Any]) -> str:
+    """Return JSON with a line for each key, and for each list that has no lists or keys in it."""
+    flat_list = re.compile(r"\[\n\s+([^\[\]{}]*?)\n\s*\]")
+    text = json.dumps(record, indent=2)
+    return flat_list.sub(lambda found: "[" + re.sub(r"\n\s+", " ", found[1]) + "]", text) + "\n"
 
 
 def write_report(file: str | Path, text: str) -> None:
