@@ -85,9 +85,14 @@ def _is_platform_named() -> bool:
 
 
 def _check_platform(platform: Platform) -> None:
-    """Raise UsageError if JAX has started on another platform."""
+    """Raise UsageError if JAX has started on another platform, or there is no such device."""
     found = local_devices()[0].platform
     if found != {"cuda": "gpu"}.get(platform, platform):
+        if platform != "cpu" and not has_accelerator():
+            raise UsageError(
+                f"platform={platform}: this machine has no such device, or its driver or JAX's "
+                f"wheel is missing; use platform=cpu, or pip install 'sebulba[{platform}]'"
+            )
         raise UsageError(
             f"platform={platform} must be chosen before JAX starts, and it has started on {found}; "
             "use a new process"

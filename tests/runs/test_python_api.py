@@ -21,7 +21,7 @@ from sebulba.commands import cli
 from sebulba.configs.files import config_options
 from sebulba.configs.presets import PRESETS
 from sebulba.errors import UsageError
-from sebulba.runs import api
+from sebulba.runs import api, jax_setup
 from sebulba.runs.folder import RunFolder
 from sebulba.runs.wording import in_python, setting
 
@@ -227,8 +227,13 @@ def test_output_without_an_encoding_will_do():
     assert "done: " in printed.getvalue()
 
 
-def test_another_platform_than_the_one_that_runs_is_refused():
-    with pytest.raises(sebulba.UsageError, match="must be chosen before JAX starts"):
+@pytest.mark.parametrize(
+    ("is_there", "words"),
+    [(True, "must be chosen before JAX starts"), (False, r"pip install 'sebulba\[tpu\]'")],
+)
+def test_another_platform_than_the_one_that_runs_is_refused(is_there, words, monkeypatch):
+    monkeypatch.setattr(jax_setup, "has_accelerator", lambda: is_there)
+    with pytest.raises(sebulba.UsageError, match=words):
         train(platform="tpu")
 
 
