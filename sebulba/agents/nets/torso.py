@@ -127,7 +127,8 @@ class NatureCNN(nn.Module):
 class SmallCNN(NatureCNN):
     """A convolution of 16 channels and a dense layer, for images of a few pixels.
 
-    ``[N, H, W, C] -> [N, features]``, as the networks of MinAtar (Young and Tian 2019).
+    ``[N, H, W, C] -> [N, features]``, as the networks of MinAtar (Young and Tian 2019), but with
+    padding, so that an image of one pixel will do.
     """
 
     layers = ((16, 3, 1),)  # type: ignore[assignment]
