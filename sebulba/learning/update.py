@@ -63,6 +63,8 @@ class Updater:
         self._metric_sums: dict[str, jax.Array] | None = None
         self._updates_summed = 0
         self._on_cpu = first.platform == "cpu"
+        self.sign_of_life: Callable[[], None] = lambda: None
+        """Called between the programs of a trajectory: many that are slow are no hang."""
 
     def begin(self, run: RunSpec) -> None:
         """Prepare for runs of these sizes; programs are compiled again."""
@@ -198,6 +200,7 @@ class Updater:
             )
         self._experience = self._take(*donated, self._networks)
         for number in range(updates, updates + due):
+            self.sign_of_life()
             if self._on_cpu:
                 self.wait()
             self._learn((), number, 1)

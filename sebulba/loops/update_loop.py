@@ -39,6 +39,7 @@ class UpdateLoop:
         """Prepare a run."""
         self._session = session
         self._updater = updater
+        updater.sign_of_life = session.timer.phase("update").begin_again
         self._running = running
         self._saving = saving
         self._records = records

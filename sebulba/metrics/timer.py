@@ -22,6 +22,11 @@ class _Phase:
         finished, began = self._reading
         self._reading = (finished + time.perf_counter() - (began or 0.0), None)
 
+    def begin_again(self) -> None:
+        """End this visit and begin the next: a sign of life between parts of long work."""
+        self.__exit__()
+        self.__enter__()
+
     def present_s(self) -> float | None:
         """Return for how many seconds the phase has been on; None if it is not on."""
         began = self._reading[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -280,3 +281,13 @@ def test_target_networks_follow_with_a_ratio_of_updates_below_one() -> None:
     assert driver.updates == 4
     # The target is set after every second update.
     assert gaps[0] == gaps[2] == 0 and gaps[1] > 0 and gaps[3] > 0
+
+
+@pytest.mark.parametrize(("in_one", "signs"), [(True, 0), (False, 3)])
+def test_there_is_a_sign_of_life_between_the_programs_of_a_trajectory(in_one, signs) -> None:
+    driver = Driver(TinyAgent(SPEC, TinyConfig()))
+    driver.agent.updates_in_one_program = in_one
+    driver.updater.sign_of_life = mock.Mock()
+    item = Item(*driver.streams.next(driver._acting, 0), step_infos=())  # type: ignore[arg-type]
+    driver.updater.consume(driver._hand_off(item), updates=0, due=3)
+    assert driver.updater.sign_of_life.call_count == signs

@@ -103,6 +103,18 @@ def test_an_update_loop_that_works_for_too_long_hangs_and_one_that_waits_does_no
     assert all(f"did not leave {phase!r}" in name for name in names)
 
 
+def test_many_slow_updates_after_a_trajectory_are_no_hang_and_one_that_hangs_is(world):
+    phase = world.learner.phase("update")
+    with phase:
+        for _ in range(9):
+            world.wait(LIMIT_S - 2)
+            phase.begin_again()
+        assert not world.told
+        world.wait(1000)
+    assert len(world.told) == 1
+    assert world.learner.seconds()["update"] >= 9 * (LIMIT_S - 2) + 1000
+
+
 def test_a_restart_that_hangs_in_a_wait_for_a_trajectory_is_found(world):
     with world.learner.phase("get"):
         world.wait(1000)

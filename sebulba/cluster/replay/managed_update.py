@@ -93,6 +93,7 @@ class ManagedUpdater(Updater):
             return None
         self._find_metrics(())
         for number in range(updates, updates + due):
+            self.sign_of_life()
             self._learn_from(self._store.sample(number), number)
         return self.acting_networks()
 
