@@ -67,6 +67,13 @@ class WideSpace(Good):
         return super().obs().astype(np.float64)
 
 
+class LargeImage(Good):
+    observation_space = spaces.Box(0, 255, (210, 160, 3), np.uint8)
+
+    def obs(self):
+        return np.full((210, 160, 3), self.t, np.uint8)
+
+
 class NotANumber(Good):
     def obs(self):
         return np.full(3, np.nan if self.t == 3 else 0, np.float32)

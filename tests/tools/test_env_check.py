@@ -42,6 +42,7 @@ def findings(env, **arguments) -> list[Finding]:
         ("WrongDtype", "observations", Level.PROBLEM, "dtype uint8"),
         ("CastDtype", "observations", Level.NOTE, "obs is float64, its space float32"),
         ("WideSpace", "spaces", Level.NOTE, "64 bits"),
+        ("LargeImage", "spaces", Level.NOTE, "5 times the pixels"),
         ("NotANumber", "observations", Level.PROBLEM, "step 3: obs must be finite numbers"),
         ("FarOutside", "observations", Level.PROBLEM, "its space is -1 to 1"),
         ("JustOutside", "observations", Level.NOTE, "its space is -1 to 1"),

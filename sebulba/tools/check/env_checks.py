@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from sebulba.agents.nets.encoder import is_image
 from sebulba.envs.first_episodes import BrokenPromiseWarning
 from sebulba.envs.flat_parts import LEFT_OUT
 from sebulba.envs.observation_parts import MASK
@@ -110,6 +112,11 @@ def _made(player: Any) -> Any:
     return player.made if isinstance(player, SinglePlayer) else player
 
 
+ATARI_PIXELS = 84 * 84
+MOST_PIXELS = 2 * ATARI_PIXELS
+"""A larger image gets a note."""
+
+
 def check_spaces(subject: Subject) -> Iterator[Finding]:
     """Show the spaces, and say what is unusual about them."""
     with subject.playing() as player:
@@ -129,6 +136,14 @@ def check_spaces(subject: Subject) -> Iterator[Finding]:
     is_wide_box = any(isinstance(leaves[key], spaces.Box) for key in wide)
     if is_wide_box:
         yield note(f"{', '.join(wide)}: 64 bits, of which 32 reach JAX", "declare float32")
+    images = {key: leaf.shape or () for key, leaf in leaves.items() if is_image(leaf)}
+    pixels = {key: math.prod(sorted(shape)[1:]) for key, shape in images.items()}
+    if large := [key for key, number in pixels.items() if number > MOST_PIXELS]:
+        times = sum(pixels.values()) / ATARI_PIXELS
+        yield note(
+            f"{', '.join(large)}: {times:.0f} times the pixels, and so the work, of an Atari frame",
+            "shrink images: gymnasium.wrappers.ResizeObservation, GrayscaleObservation",
+        )
     if isinstance(action, spaces.Box) and not action.is_bounded():
         yield note(
             "the action space has no bounds, so actions are not squashed into any",
