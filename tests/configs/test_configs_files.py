@@ -234,3 +234,11 @@ def test_a_byte_order_mark_is_skipped(tmp_path):
     file = tmp_path / "mine.json"
     file.write_bytes(b"\xef\xbb\xbf" + b'{"config": "cartpole", "options": {"seed": 7}}')
     assert read_config_file(file) == ("cartpole", ["--seed=7"])
+
+
+def test_a_list_takes_one_line_and_means_the_same(tmp_path):
+    options = {"sizes": [64, 64], "names": ["a, b", "[c]\n"], "none": [], "curve": [[1, 2.5], [3]]}
+    write_config_file(tmp_path / "mine.json", "cartpole", options)
+    text = (tmp_path / "mine.json").read_text()
+    assert json.loads(text)["options"] == options
+    assert '"sizes": [64, 64],' in text and "[1, 2.5]," in text
