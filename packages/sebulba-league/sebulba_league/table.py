@@ -100,7 +100,7 @@ def print_rows(rows: Sequence[Row], title: str) -> None:
     lines = (
         (
             row.name,
-            *(f"{rate:.0%}" for rate in row.rates),
+            *(f"{r:.0%}" if n else "?" for r, n in zip(row.rates, row.games, strict=True)),
             f"{row.win_rate:.0%} ± {row.margin:.0%}" if row.games.all() else "?",
             f"{row.games.sum():,.0f}",
             f"{row.chance:.0%}" if row.generation >= 0 else "",
