@@ -427,7 +427,8 @@ def has_gymnasium_id(env: str) -> bool:
             return False
     module, _, env_id = env.rpartition(":")
     if module:
-        import_module("env", env, module)
+        with _missing_packages_named(env):
+            import_module("env", env, module)
     return env_id in gymnasium.registry
 
 

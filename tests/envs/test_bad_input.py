@@ -296,6 +296,15 @@ def test_wrong_environments_and_options_are_named(env, options, expected):
         make_env_factory(env, **options)
 
 
+def test_a_module_of_environments_that_lacks_a_package_is_named_with_it(tmp_path, monkeypatch):
+    (tmp_path / "robots_without.py").write_text(
+        "import gymnasium\nraise gymnasium.error.DependencyNotInstalled('install mujoco')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="robots_without:Arm-v1' needs a package: install mujoco"):
+        make_env_factory("robots_without:Arm-v1")
+
+
 def test_gymnasium_options_are_checked_by_name():
     with pytest.raises(UsageError, match=r"no option 'sutton_bart.*sutton_barto_reward"):
         make_env_factory("CartPole-v1", backend="gymnasium", sutton_bart=True)
