@@ -24,8 +24,9 @@ class _Phase:
 
     def begin_again(self) -> None:
         """End this visit and begin the next: a sign of life between parts of long work."""
-        self.__exit__()
-        self.__enter__()
+        finished, began = self._reading
+        now = time.perf_counter()
+        self._reading = (finished + now - (began or now), now)
 
     def present_s(self) -> float | None:
         """Return for how many seconds the phase has been on; None if it is not on."""

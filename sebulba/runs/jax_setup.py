@@ -89,10 +89,7 @@ def _check_platform(platform: Platform) -> None:
     found = local_devices()[0].platform
     if found != {"cuda": "gpu"}.get(platform, platform):
         if platform != "cpu" and not has_accelerator():
-            raise UsageError(
-                f"platform={platform}: this machine has no such device, or its driver or JAX's "
-                f"wheel is missing; use platform=cpu, or pip install 'sebulba[{platform}]'"
-            )
+            local_devices(platform)  # says what is missing
         raise UsageError(
             f"platform={platform} must be chosen before JAX starts, and it has started on {found}; "
             "use a new process"

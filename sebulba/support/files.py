@@ -191,19 +191,15 @@ def _check_depth(record: Any) -> None:
 
 
 def write_json(file: str | Path, record: Mapping[str, Any]) -> None:
-    """Write a report as JSON that people can read.
+    """Write a report as JSON that people can read: a list of numbers or words takes one line.
 
     Raises:
       UsageError: The file cannot be written.
     """
-    write_report(file, readable_json(record))
-
-
-def readable_json(record: Mapping[str, Any]) -> str:
-    """Return JSON with a line for each key, and for each list that has no lists or keys in it."""
     flat_list = re.compile(r"\[\n\s+([^\[\]{}]*?)\n\s*\]")
     text = json.dumps(record, indent=2)
-    return flat_list.sub(lambda found: "[" + re.sub(r"\n\s+", " ", found[1]) + "]", text) + "\n"
+    text = flat_list.sub(lambda found: "[" + re.sub(r"\n\s+", " ", found[1]) + "]", text)
+    write_report(file, text + "\n")
 
 
 def write_report(file: str | Path, text: str) -> None:

@@ -17,6 +17,7 @@ from sebulba_league.cross_play import cross_play
 from sebulba_league.matchmakers import DRAWN, LOST, WON
 from sebulba_league.presets import PRESETS as OWN
 from sebulba_league.ratings import elo, ratings_now
+from sebulba_league.table import Row, print_rows
 
 import sebulba
 from sebulba import UsageError
@@ -81,6 +82,13 @@ def test_the_ratings_of_a_league_are_those_that_made_its_results_and_can_be_comp
     better.ratings = ratings
     later = ratings_now(better)
     np.testing.assert_allclose(later[[0, 1, 2, 4, 5], 0], [0, 80, 150, -30, 400], atol=4)
+
+
+def test_a_seat_without_games_has_no_win_rate(capsys):
+    rows = [Row("#0", np.array([4.0, 0.0]), np.array([0.75, 0.5]), 0.1, 1, 1, np.nan, np.nan, 0)]
+    print_rows(rows, "")
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "#0" in one]
+    assert line.split() == ["#0", "75%", "?", "?", "4", "100%", "100%", "?"]
 
 
 class ThrowsInTurn(Turns):

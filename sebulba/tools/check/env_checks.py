@@ -44,6 +44,7 @@ ASYNC_PAYS_S = 0.3e-3
 """Seconds of a step from which on worker processes pay."""
 MEASURED_S = 0.5
 """Seconds of a measurement of speed."""
+ATARI_PIXELS = 84 * 84
 BEGINS_ANEW = "nothing, or offer it: a resumed run begins new episodes"
 NUM_SAVED = 20
 """Steps before an environment is saved, and after it is put back."""
@@ -112,11 +113,6 @@ def _made(player: Any) -> Any:
     return player.made if isinstance(player, SinglePlayer) else player
 
 
-ATARI_PIXELS = 84 * 84
-MOST_PIXELS = 2 * ATARI_PIXELS
-"""A larger image gets a note."""
-
-
 def check_spaces(subject: Subject) -> Iterator[Finding]:
     """Show the spaces, and say what is unusual about them."""
     with subject.playing() as player:
@@ -136,14 +132,14 @@ def check_spaces(subject: Subject) -> Iterator[Finding]:
     is_wide_box = any(isinstance(leaves[key], spaces.Box) for key in wide)
     if is_wide_box:
         yield note(f"{', '.join(wide)}: 64 bits, of which 32 reach JAX", "declare float32")
-    images = {key: leaf.shape or () for key, leaf in leaves.items() if is_image(leaf)}
-    pixels = {key: math.prod(sorted(shape)[1:]) for key, shape in images.items()}
-    if large := [key for key, number in pixels.items() if number > MOST_PIXELS]:
-        times = sum(pixels.values()) / ATARI_PIXELS
-        yield note(
-            f"{', '.join(large)}: {times:.0f} times the pixels, and so the work, of an Atari frame",
-            "shrink images: gymnasium.wrappers.ResizeObservation, GrayscaleObservation",
-        )
+    for key, leaf in leaves.items():
+        pixels = math.prod(sorted(leaf.shape or ())[1:])
+        if is_image(leaf) and pixels > 2 * ATARI_PIXELS:
+            times = f"{key}: {pixels / ATARI_PIXELS:.0f} times the pixels of an Atari frame"
+            yield note(
+                f"{times}, and about as much work for a network",
+                "shrink images, as by gymnasium.wrappers.ResizeObservation",
+            )
     if isinstance(action, spaces.Box) and not action.is_bounded():
         yield note(
             "the action space has no bounds, so actions are not squashed into any",
