@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 FOLDER = pytest.StashKey[Path]()
+NO_TIME_LEFT = "no time is left for slow tests (SLOW_TESTS_UNTIL)"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,6 +68,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in set(left_out)]
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip slow tests after the time ``SLOW_TESTS_UNTIL``, in seconds since 1970."""
+    until = float(os.environ.get("SLOW_TESTS_UNTIL", "inf"))
+    if item.get_closest_marker("slow") and time.time() > until:
+        pytest.skip(NO_TIME_LEFT)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how many tests ``SLOW_TESTS_UNTIL`` left out."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    if left_out := sum(NO_TIME_LEFT in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(f"{left_out} slow tests were left out: {NO_TIME_LEFT}")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Give the folder to a worker of pytest-xdist."""
@@ -79,7 +95,7 @@ def compile_cache(request: pytest.FixtureRequest) -> Iterator[None]:
     is_worker = hasattr(config, "workerinput")
     folder = config.workerinput["compile_cache"] if is_worker else str(config.stash[FOLDER])
     jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # What a test configures later changes neither backend nor cache, whichever test comes first.
     jax.jit(lambda x: x + 1)(0)
