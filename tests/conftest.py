@@ -102,6 +102,7 @@ def compile_cache(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # Also for the processes that tests start, and instead of the user's own folder.
         patch.setenv("JAX_COMPILATION_CACHE_DIR", folder)
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         yield
     jax.config.update("jax_compilation_cache_dir", None)
 

@@ -72,8 +72,10 @@ def test_agents_without_a_memory_name_those_that_have_one(name: str, word: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memory", CELLS)
-@pytest.mark.parametrize("name", WITH_MEMORY)
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [*(("ppo", cell) for cell in CELLS), ("impala", "lstm"), ("r2d2", "gru"), ("r2d2", "gtrxl")],
+)
 def test_every_agent_with_a_memory_trains_and_acts(name: str, memory: str, tmp_path: Any) -> None:
     words = ["--agent.memory", memory, "--agent.lstm-size", "8", "--agent.torso.hidden-sizes", "8"]
     words += ["--agent.replay.warm-up-cycles", "8"] if name == "r2d2" else ["--agent.epochs", "1"]

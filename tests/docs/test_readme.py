@@ -120,7 +120,6 @@ def pasted(block: str, folder: Path, *, python_path: str = str(ROOT)) -> str:
         "PYTHONPATH": python_path,
         "IN_TERMINAL": IN_TERMINAL,
         "PIP_NO_BUILD_ISOLATION": "0",  # which means that there is none
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     }
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280

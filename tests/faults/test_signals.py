@@ -22,7 +22,7 @@ from tests.faults.test_kill import resumed_at
 PROMISED_S = 5.0
 """From signal to exit, after the program or compile in flight."""
 DEADLINE_S = 10 * PROMISED_S
-LITTLE_MORE = 5_000
+LITTLE_MORE = 1_000
 """Environment steps."""
 
 SMALL = [

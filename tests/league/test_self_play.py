@@ -337,16 +337,20 @@ def test_lockstep_leagues_are_the_same_twice_and_after_a_resume_at_every_cycle(t
 
     with loop_of(Turns, league()) as loop:
         whole = jax.device_get(loop.run(loop.new_state(0, 8), 8, 8).state)
-    for stop in range(1, 8):
-        with Checkpointer(tmp_path / str(stop)) as checkpointer:
-            with loop_of(Turns, league(), checkpointer=checkpointer) as loop:
-                loop.run(loop.new_state(0, 8), stop, 8)
-            with loop_of(Turns, league(), checkpointer=checkpointer) as loop:
-                state = loop.restore(checkpointer.load_newest())
-                assert not loop.resume_notes
-                again = jax.device_get(loop.run(state, 8 - stop, 8).state)
-        for name in ("networks", "opt", "experience"):
-            assert leaves_equal(getattr(whole, name), getattr(again, name)), (stop, name)
+    with Checkpointer(tmp_path) as checkpointer:
+        again = in_parts(lambda: loop_of(Turns, league(), checkpointer=checkpointer), 8)
+    for name in ("networks", "opt", "experience"):
+        assert leaves_equal(getattr(whole, name), getattr(again, name)), name
+
+
+def in_parts(make_loop: Any, cycles: int) -> Any:
+    """Return the state after so many cycles, each in a new loop that resumes from the last."""
+    for cycle in range(1, cycles + 1):
+        with make_loop() as loop:
+            total = cycle * loop.num_envs * 8
+            state = loop.train(total_env_steps=total, steps_per_cycle=8, seed=0).state
+            assert not loop.resume_notes and loop.counters.cycles == cycle
+    return jax.device_get(state)
 
 
 @pytest.mark.slow
@@ -354,11 +358,9 @@ def test_four_update_devices_learn_what_one_does_and_resume_to_the_bit(tmp_path)
     whole = dataclasses.replace(PPO, minibatches=1)  # minibatches are drawn on each device
     fields = {"agent": whole, "snapshot_every": 32 * 8 * 3, "rematch_every": 32 * 8}
 
-    def trained(devices: int, cycles: int = 6, **options: Any) -> Any:
-        with loop_of(
-            Turns, league_of(Turns, **fields), 32, update_devices=range(devices), **options
-        ) as loop:
-            return jax.device_get(loop.run(loop.new_state(0, 8), cycles, 8).state)
+    def trained(devices: int) -> Any:
+        with loop_of(Turns, league_of(Turns, **fields), 32, update_devices=range(devices)) as loop:
+            return jax.device_get(loop.run(loop.new_state(0, 8), 6, 8).state)
 
     one, four = trained(1), trained(4)
     assert leaves_equal(one.experience.matches, four.experience.matches)
@@ -366,15 +368,13 @@ def test_four_update_devices_learn_what_one_does_and_resume_to_the_bit(tmp_path)
     np.testing.assert_allclose(
         *(jax.tree.leaves(s.networks)[0] for s in (one, four)), rtol=1e-3, atol=1e-5
     )
-    for stop in range(1, 6):
-        with Checkpointer(tmp_path / str(stop)) as checkpointer:
-            trained(4, stop, checkpointer=checkpointer)
-            agent, options = league_of(Turns, **fields), {"checkpointer": checkpointer}
-            with loop_of(Turns, agent, 32, update_devices=range(4), **options) as loop:
-                state = loop.restore(checkpointer.load_newest())
-                again = jax.device_get(loop.run(state, 6 - stop, 8).state)
-        for name in ("networks", "opt", "experience"):
-            assert leaves_equal(getattr(four, name), getattr(again, name)), (stop, name)
+    options = {"update_devices": range(4)}
+    with Checkpointer(tmp_path) as saver:
+        again = in_parts(
+            lambda: loop_of(Turns, league_of(Turns, **fields), 32, checkpointer=saver, **options), 6
+        )
+    for name in ("networks", "opt", "experience"):
+        assert leaves_equal(getattr(four, name), getattr(again, name)), name
 
 
 OFTEN_KEPT: dict[str, Any] = {"snapshot_every": 128, "rematch_every": 128, "mirrors": 1}
