@@ -16,6 +16,7 @@ from sebulba.runs import jax_setup, placement
 from tests.support.needs import needs_mujoco
 
 PONG = PRESETS["pong"].make()
+SMALL = "--agent.torso.image-features 8"
 
 
 @pytest.fixture
@@ -213,7 +214,7 @@ def test_jax_has_a_cpu_beside_the_platform_of_a_run(platform, platforms, monkeyp
         (3, "cartpole --total-env-steps 9000"),
         (4, "pendulum-sac --total-env-steps 1500"),
         (6, "cartpole --total-env-steps 18000"),
-        (8, "pong --num-envs 24 --steps-per-cycle 8 --total-env-steps 2000 --agent.torso.image-features 8"),
+        (8, f"pong --num-envs 24 --steps-per-cycle 8 --total-env-steps 2000 {SMALL}"),
     ],
 )
 def test_plain_commands_train_on_any_number_of_devices(count, words, tmp_path, monkeypatch):
