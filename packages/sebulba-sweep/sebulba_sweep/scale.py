@@ -23,7 +23,6 @@ from sebulba.tools.bench.worker import WorkerError
 TOLERANCE = 0.10
 """A cost per step that rises by less than this share counts as level: machines are noisy."""
 
-IMAGE_TORSOS = ("nature_cnn", "impala_resnet")
 
 CPU_DEVICES_NOTE = "  the devices of a CPU share its cores: more devices do not add any"
 
@@ -188,7 +187,7 @@ def _network_axes(config: ExperimentConfig) -> list[Axis]:
         agent = dataclasses.replace(agent, torso=dataclasses.replace(agent.torso, **changes))
         return dataclasses.replace(config, agent=agent)
 
-    if torso.kind in IMAGE_TORSOS:
+    if torso.kind not in ("auto", "mlp"):
         features = tuple(sorted({128, 256, 512, 1024, torso.image_features}))
         return [
             Axis("image-features", features, lambda c, n: with_torso(c, image_features=n), True)
