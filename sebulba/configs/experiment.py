@@ -211,8 +211,8 @@ class ExperimentConfig(LoopOptions):
     platform: Literal["cpu", "cuda", "tpu"] | None = None
     """Platform of JAX; None: the best available."""
     num_cpu_devices: int | None = None
-    """Split the CPU into this many devices. None: split it over its cores for image networks, if no
-    devices are given; all update, and the first infers. 1: do not split."""
+    """Split the CPU into this many devices; all update, the first infers. None: split it over its
+    cores for the torsos nature_cnn and impala_resnet, if no devices are given. 1: do not split."""
     compile_cache: str = "auto"
     """Folder that keeps compiled programs for the next start; off: none. auto:
     $JAX_COMPILATION_CACHE_DIR, or sebulba/jax in $XDG_CACHE_HOME or ~/.cache."""

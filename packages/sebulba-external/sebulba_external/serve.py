@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
             option("--certificate", "file of a certificate, to encrypt TCP", metavar="FILE"),
             option("--private-key", "file of its key, if it is another one", metavar="FILE"),
             number("--seats", 64, "most clients at a time"),
-            flag("--watch", "take newer policies of the run while it trains"),
+            flag("--watch", "take newer policies of the run as it writes them"),
             flag("--explore", "sample actions as in training"),
             *(BEST, TRUST, PLATFORM),
         ),
