@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import typing
 from collections.abc import Collection
 from typing import Any, Generic, NamedTuple, Self, TypeAlias, TypeVar, final
 
@@ -13,7 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from sebulba.errors import UsageError
+from sebulba.errors import UsageError, shown
 from sebulba.types import (
     ActionOutput,
     EnvAdapter,
@@ -173,15 +174,31 @@ class Agent(Learner[ConfigT]):
     update. Not for convolutions: in a loop, XLA's are 20 times slower on a CPU."""
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
-        """Refuse a class that lacks methods.
+        """Refuse a class that lacks methods, and what is not made of these arguments.
 
         Raises:
-          UsageError: It does.
+          UsageError: It lacks some; the first argument is an environment, not its spec; or the
+            configuration is that of another agent of this package.
         """
         if lacks := sorted(cls.__abstractmethods__):
             raise UsageError(
                 f"{cls.__name__} lacks {', '.join(lacks)}; define it as sebulba.Agent describes"
             )
+        given = [*arguments, *keywords.values()]
+        if isinstance(env := next(iter(given), None), str | type):
+            raise UsageError(
+                f"{cls.__name__} is made of the spec of an environment, not of {shown(env)}; use "
+                f"sebulba.env_spec({shown(env)})"
+            )
+        if cls.__module__.startswith("sebulba.") and len(given) > 1:
+            bases: Any = getattr(cls, "__orig_bases__")  # noqa: B009
+            takes = typing.get_args(bases[0])[0]
+            if isinstance(takes, type) and not isinstance(given[1], takes):
+                raise UsageError(
+                    f"{cls.__name__} is made of a {takes.__name__}, not of a "
+                    f"{type(given[1]).__name__}; use "
+                    "sebulba.agents.configs.make_agent(spec, config)"
+                )
         return super().__new__(cls)
 
     def __init__(self, spec: EnvSpec, config: ConfigT) -> None:

@@ -84,7 +84,7 @@ def number_of(value: Any, what: str) -> float:
     shape = getattr(value, "shape", ())
     text = "the text " if isinstance(value, str | bytes) else ""
     got = f"{text}{shown(value)}{f', an array of shape {shape}' if shape else ''}"
-    raise EnvError(f"{what} must be a finite number; got {got}")
+    raise EnvError(f"{what} must be a finite number as float32; got {got}")
 
 
 def flag_of(value: Any, what: str) -> bool:
@@ -125,7 +125,7 @@ def make_obs_check(space: gymnasium.Space, num_envs: int | None = None) -> ObsCh
             # The sum of squares is cheaper to test, but it may overflow although all is finite.
             if not math.isfinite(np.vdot(array, array)) and not np.isfinite(array).all():
                 raise EnvError(
-                    f"{name} must be finite numbers; got {array[~np.isfinite(array)][0]}"
+                    f"{name} must be finite numbers as {dtype}; got {array[~np.isfinite(array)][0]}"
                 )
         elif low is not None and ((array < low) | (array > high)).any():
             raise EnvError(f"{name} must be inside {space}; got {array}")

@@ -407,7 +407,8 @@ def check_spaces(policy: Policy, adapter: EnvAdapter) -> None:
     if hasattr(adapter, "make_cycle"):
         raise UsageError(
             "clients drive this environment, so that no policy can be evaluated in it; leave out "
-            "--eval-every-env-steps, or evaluate in the environment that the clients play"
+            "--eval-every-env-steps, and evaluate in the environment that the clients play, by "
+            "sebulba.evaluate(sebulba.load_policy(RUN), ENV)"
         )
     for name in ("observation_space", "action_space"):
         of_env, of_policy = getattr(adapter.spec, name), getattr(policy.spec, name)

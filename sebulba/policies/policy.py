@@ -289,6 +289,8 @@ def _as_batch(obs: PyTree, space: gymnasium.Space) -> tuple[PyTree, bool]:
     assert space.dtype is not None
     if array.dtype.kind == "f" and space.dtype.kind != "f":
         raise UsageError(f"obs has dtype {array.dtype}; expected {space.dtype}, unscaled")
+    if not array.size and array.shape != shape:
+        raise UsageError(f"obs has shape {array.shape}, which is no observation; give at least one")
     array = array.astype(space.dtype, copy=False)
     return (array[None], True) if array.shape == shape else (array, False)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sebulba.configs.experiment import ExperimentConfig
+from sebulba.configs.experiment import EnvConfig, ExperimentConfig
 from sebulba.configs.own_agent import with_agent
 from sebulba.configs.presets import NEUTRAL
 from sebulba.configs.trainers import with_trainers
@@ -229,6 +229,11 @@ def _changed(config: ExperimentConfig, changes: Mapping[str, Any]) -> Experiment
         given["env"] = {"id": env}
     elif callable(env):
         given["env"] = {"id": _name_of("env", env)}
+    elif env is not None and not isinstance(env, EnvConfig | Mapping):
+        raise UsageError(
+            f"env={shown(env)} must be an id, or a class or function that makes the environment, "
+            f"not a {type(env).__name__}"
+        )
     return _replaced(config, given, "")
 
 

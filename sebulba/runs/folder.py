@@ -431,8 +431,8 @@ class RunFolder:
         """Raise UsageError if no checkpoint was saved here, damaged or not."""
         if not self._checkpoint_numbers():
             raise UsageError(
-                f"{self.path} has no checkpoint: the run ended before it saved one. Begin it again "
-                "with sebulba train --resume --run-dir and the same options"
+                f"{self.path} has no checkpoint: the run is still going, or ended before it saved "
+                "one. Begin it again with sebulba train --resume --run-dir and the same options"
             )
 
     def drop_metrics_after(self, env_steps: int) -> int:

@@ -689,4 +689,6 @@ def _print_summary(result: Result, folder: RunFolder, config: ExperimentConfig) 
     print(f"{how if is_stopped else 'done'}: {', '.join(parts)}", flush=True)
     if result.stopped:
         print(f"resume it: {resuming(folder.path)}", flush=True)
-    print(f"play it: sebulba eval {shlex.quote(str(folder.path))}", flush=True)
+    by_clients = config.env.id.startswith("external:")
+    how = "serve it: sebulba serve" if by_clients else "play it: sebulba eval"
+    print(f"{how} {shlex.quote(str(folder.path))}", flush=True)

@@ -309,6 +309,14 @@ def test_refuses_spaces_that_it_cannot_take(name: str) -> None:
         type(agent)(EnvSpec(real, whole), agent.config)
 
 
+def test_is_made_of_a_spec_and_of_its_own_configuration() -> None:
+    ppo, dqn = (AGENTS[name].to_count() for name in ("ppo", "dqn"))
+    with pytest.raises(UsageError, match="PPO is made of a PPOConfig, not of a DQNConfig"):
+        type(ppo)(ppo.spec, dqn.config)
+    with pytest.raises(UsageError, match=r"use sebulba.env_spec\('CartPole-v1'\)"):
+        type(dqn)("CartPole-v1", dqn.config)
+
+
 @pytest.mark.parametrize(
     ("name", "space"),
     [

@@ -74,10 +74,22 @@ DICT = spaces.Dict(a=spaces.Box(-1, 1, (3,), np.float32), b=spaces.Discrete(4))
         (returning((OBS[:2], 1.0, False, False, {})), r"obs must be .*\(3,\).*got shape \(2,\)"),
         (returning((OBS > 0, 1.0, False, False, {})), None),
         (returning((OBS * 1j, 1.0, False, False, {})), "dtype float32; got .*complex64"),
-        (returning((OBS + NAN, 1.0, False, False, {})), "obs must be finite numbers; got nan"),
-        (returning((OBS - np.inf, 1.0, False, False, {})), "obs must be finite numbers; got -inf"),
-        (returning((OBS, NAN, False, False, {})), "reward must be a finite number; got nan"),
-        (returning((OBS, None, False, False, {})), "reward must be a finite number; got None"),
+        (
+            returning((OBS + NAN, 1.0, False, False, {})),
+            "obs must be finite numbers as float32; got nan",
+        ),
+        (
+            returning((OBS - np.inf, 1.0, False, False, {})),
+            "obs must be finite numbers as float32; got -inf",
+        ),
+        (
+            returning((OBS, NAN, False, False, {})),
+            "reward must be a finite number as float32; got nan",
+        ),
+        (
+            returning((OBS, None, False, False, {})),
+            "reward must be a finite number as float32; got None",
+        ),
         (returning((OBS, 1.0, 1, False, {})), r"terminated must be a bool; got 1 \(int\)"),
         (returning((OBS, 1.0, False, "no", {})), "truncated must be a bool; got 'no'"),
         (returning(({"a": OBS}, 1.0, False, False, {}), DICT), r"keys \['a', 'b'\]; got .*'a'"),

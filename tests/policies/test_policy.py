@@ -134,6 +134,7 @@ def test_float64_observations_are_cast_and_floats_for_pixels_refused():
         (np.zeros(3), r"shape \(3,\); expected \(4,\)"),
         (np.zeros((2, 2, 4)), r"\(2, 2, 4\)"),
         (1.0, r"shape \(\)"),
+        (np.zeros((0, 4)), r"shape \(0, 4\), which is no observation"),
     ],
 )
 def test_refuses_an_observation_of_another_shape(obs, words):

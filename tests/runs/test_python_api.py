@@ -246,6 +246,11 @@ def test_an_experiment_has_the_name_of_a_preset_with_its_agent():
         assert config_options(config, preset)
 
 
+def test_an_environment_that_is_made_already_is_refused():
+    with pytest.raises(sebulba.UsageError, match=r"class or function that makes .*not a TimeLimit"):
+        sebulba.train("ppo", env=gymnasium.make("CartPole-v1"))
+
+
 def test_an_experiment_is_taken_as_it_is(tmp_path):
     config = PRESETS["cartpole"].make()
     with pytest.raises(sebulba.UsageError, match="must be divisible by"):

@@ -552,6 +552,10 @@ def test_training_ends_early_when_the_time_is_over():
         made = case.run_cycles(10_000)
         assert case.result is not None
         assert made.env_steps_per_s > 0 and case.result.counters.cycles < 5000
+        assert not case.is_cut, "a few trajectories count"
+        clock.now += train.MOST_LATE_S
+        case.run_cycles(10_000)
+        assert case.is_cut
     finally:
         case.close()
 

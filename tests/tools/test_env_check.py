@@ -54,7 +54,12 @@ def findings(env, **arguments) -> list[Finding]:
         ("NumberForFlag", "steps", Level.PROBLEM, "terminated must be a bool"),
         ("Raises", "steps", Level.PROBLEM, "planted in step (broken_envs.py:"),
         ("RaisesWhenMade", "making", Level.PROBLEM, "OSError: no such simulator"),
-        ("InfiniteReward", "rewards", Level.PROBLEM, "reward must be a finite number; got inf"),
+        (
+            "InfiniteReward",
+            "rewards",
+            Level.PROBLEM,
+            "reward must be a finite number as float32; got inf",
+        ),
         ("HugeReward", "rewards", Level.NOTE, "0 to 1e+06"),
         ("NoReward", "rewards", Level.NOTE, "no reward but 0"),
         ("NeverEnds", "episodes", Level.NOTE, "none ended in 60 steps"),

@@ -108,10 +108,11 @@ class Prior(Structure):
             raise UsageError(
                 f"weights={shown(weights)} lacks {missing[0]!r}; give 0 to leave it out"
             )
-        total = math.fsum(given.values())
-        if min(given.values()) < 0 or abs(total - 1) > 1e-6:
+        total, least = math.fsum(given.values()), min(given.values())
+        if least < 0 or abs(total - 1) > 1e-6:
+            wrong = f"of which none is {least:g}" if least < 0 else f"with the sum 1, not {total:g}"
             raise UsageError(
-                f"weights={shown(weights)} must be probabilities with the sum 1, not {total:g}; "
+                f"weights={shown(weights)} must be probabilities {wrong}; "
                 f"use for example {dict.fromkeys(names, round(1 / len(names), 3))}"
             )
         return cls(tuple(given[name] / total for name in names))

@@ -98,8 +98,9 @@ class MultiAgent(Agent[MultiAgentConfig]):
         """
         if not isinstance(spec, MultiAgentSpec):
             raise UsageError(
-                f"MultiAgent needs an environment of many agents; {shown(spec)} has one agent; "
-                "use the configuration of a single agent, such as PPOConfig() or ppo"
+                f"{type(config).__name__} needs an environment of many agents, and this one has a "
+                f"single agent, {shown(spec)}; leave out --trainer, or use the configuration of a "
+                "single agent, such as PPOConfig() or ppo"
             )
         super().__init__(spec, config)  # type: ignore[arg-type]
         self.population = spec

@@ -42,6 +42,8 @@ BUDGET_S = 60.0
 """Seconds that everything may take."""
 SHARE_OF_ROUNDS = 0.5
 """Share of the time after the first compilation that is planned for rounds: stages compile, too."""
+MOST_LATE_S = 10.0
+"""Seconds beyond the budget after which training is cut, measured or not."""
 LEAST_SHARE = 0.05
 """Least share of the seconds that were asked for."""
 
@@ -90,7 +92,7 @@ class TrainingCase:
     ) -> None:
         """Make the loop as ``sebulba train`` does, with writers that only keep their records.
 
-        Training ends early where ``budget`` has no time left.
+        Where ``budget`` has no time left, training ends as soon as it is measured, or soon.
         """
         self._budget = budget or Budget()
         self._steps_per_cycle = config.steps_per_cycle
@@ -107,6 +109,8 @@ class TrainingCase:
         )
         self.state: AgentState = self.loop.new_state(config.seed, config.steps_per_cycle)
         self.result: Result | None = None
+        self.is_cut = False
+        """Whether the last round ended before there was a trajectory that counts."""
         self._num_cycles = 0
         # The most that can be under way: waiting, being made, and waiting to be put.
         self._in_flight = self._whole_rounds(config.queue_size + 2 * self.loop.num_inferencers)
@@ -123,7 +127,9 @@ class TrainingCase:
         del trajectory, step_infos
         cpu_s = time.process_time() + self.loop.cpu_elsewhere_s
         self._seen.append((time.perf_counter(), cpu_s))
-        if self._budget.left() < 0 and len(self._seen) > 1:
+        late_s = -self._budget.left()
+        least = 1 if late_s > MOST_LATE_S else 2 * self._in_flight + 1
+        if late_s > 0 and len(self._seen) > least:
             self.loop.stop()
 
     def compile(self) -> None:
@@ -155,7 +161,8 @@ class TrainingCase:
         """Train for ``num_cycles`` that count, between those of the start and of the end."""
         self._train(self._whole_rounds(num_cycles) + 2 * self._in_flight)
         counted = self._seen[self._in_flight - 1 : len(self._seen) - self._in_flight]
-        if len(counted) < 2:  # it ended early
+        self.is_cut = len(counted) < 2
+        if self.is_cut:
             counted = self._seen
         (wall_began, cpu_began), (wall_ended, cpu_ended) = counted[0], counted[-1]
         env_steps = (len(counted) - 1) * self._env_steps_per_cycle
@@ -228,6 +235,9 @@ def run(
     counted = slice(1, None) if len(bench.rounds) > 1 else slice(None)
     keys, figures = summarize(bench.rounds[counted], bench.costs[counted], setup)
     compared_with = names_compared(speeds)
+    if bench.training.is_cut:
+        keys["bottleneck"] = f"unknown: {budget_s:.0f} s were over with the first trajectories"
+        keys["advice"] = f"--budget-s {3 * budget_s:.0f}, to measure more than these"
     figures |= {name: speeds[name] for name in (*compared_with, "gil_share") if name in speeds}
     rounds = len(bench.rounds[counted])
     settings = {"preset": preset, "repeats": rounds, "seconds": bench.seconds, "devices": devices}
