@@ -203,7 +203,7 @@ def _command(argv: list[str]) -> int:
     if word not in COMMANDS:
         plugins.check_not_apart(plugins.COMMANDS, word, f"the command {word!r}")
         known = [*COMMANDS, *plugins.names(plugins.COMMANDS)]
-        near = difflib.get_close_matches(word, known, n=3, cutoff=0.5) or known
+        near = difflib.get_close_matches(word, known, n=3, cutoff=0.6) or known
         raise UsageError(
             f"command {word!r} is unknown; use {' or '.join(near)}, see sebulba --help"
         )
