@@ -622,7 +622,7 @@ class Pays(CountingEnv):
 )
 def test_a_reward_that_is_no_number_is_refused_with_that_word(reward, word, monkeypatch):
     monkeypatch.setattr(Pays, "reward", reward)
-    with pytest.raises(EnvError, match=f"reward must be a finite number; got .*{word}"):
+    with pytest.raises(EnvError, match=f"reward must be a finite number as float32; got .*{word}"):
         one = CheckedEnv(Pays, 0)
         one.reset(seed=0)
         one.step(np.int32(0))
