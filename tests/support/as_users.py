@@ -38,7 +38,7 @@ def ran_as_users_compile(request: pytest.FixtureRequest) -> bool:
     words = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*words, request.node.nodeid],
-        env={**os.environ, "XLA_FLAGS": AS_USERS},
+        env={**os.environ, "XLA_FLAGS": AS_USERS, "SLOW_TESTS_UNTIL": "inf"},
         cwd=request.config.rootpath,
         capture_output=True,
         text=True,
