@@ -155,6 +155,22 @@ class Learner(abc.ABC, Generic[ConfigT]):
         return None
 
 
+def _check_made_of(cls: type, spec: Any, config: Any) -> None:
+    """Raise UsageError if an agent of this package cannot be made of these."""
+    if isinstance(spec, str | type):
+        raise UsageError(
+            f"{cls.__name__} is made of the spec of an environment, not of {shown(spec)}; use "
+            f"sebulba.env_spec({shown(spec)})"
+        )
+    bases: Any = getattr(cls, "__orig_bases__")  # noqa: B009
+    takes = typing.get_args(bases[0])[0]
+    if config is not None and isinstance(takes, type) and not isinstance(config, takes):
+        raise UsageError(
+            f"{cls.__name__} is made of a {takes.__name__}, not of a {type(config).__name__}; use "
+            "sebulba.agents.configs.make_agent(spec, config)"
+        )
+
+
 class Agent(Learner[ConfigT]):
     """A reinforcement-learning algorithm as pure functions of arrays.
 
@@ -177,28 +193,16 @@ class Agent(Learner[ConfigT]):
         """Refuse a class that lacks methods, and what is not made of these arguments.
 
         Raises:
-          UsageError: It lacks some; the first argument is an environment, not its spec; or the
-            configuration is that of another agent of this package.
+          UsageError: It lacks some. An agent of this package is given an id or a class in place of
+            a spec, or the configuration of another agent.
         """
         if lacks := sorted(cls.__abstractmethods__):
             raise UsageError(
                 f"{cls.__name__} lacks {', '.join(lacks)}; define it as sebulba.Agent describes"
             )
-        given = [*arguments, *keywords.values()]
-        if isinstance(env := next(iter(given), None), str | type):
-            raise UsageError(
-                f"{cls.__name__} is made of the spec of an environment, not of {shown(env)}; use "
-                f"sebulba.env_spec({shown(env)})"
-            )
-        if cls.__module__.startswith("sebulba.") and len(given) > 1:
-            bases: Any = getattr(cls, "__orig_bases__")  # noqa: B009
-            takes = typing.get_args(bases[0])[0]
-            if isinstance(takes, type) and not isinstance(given[1], takes):
-                raise UsageError(
-                    f"{cls.__name__} is made of a {takes.__name__}, not of a "
-                    f"{type(given[1]).__name__}; use "
-                    "sebulba.agents.configs.make_agent(spec, config)"
-                )
+        if cls.__module__.startswith("sebulba."):
+            given = dict(zip(("spec", "config"), arguments, strict=False)) | keywords
+            _check_made_of(cls, given.get("spec"), given.get("config"))
         return super().__new__(cls)
 
     def __init__(self, spec: EnvSpec, config: ConfigT) -> None:

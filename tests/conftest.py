@@ -70,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip slow tests after the time ``SLOW_TESTS_UNTIL``, in seconds since 1970."""
-    until = float(os.environ.get("SLOW_TESTS_UNTIL", "inf"))
+    until = float(os.environ.get("SLOW_TESTS_UNTIL") or "inf")
     if item.get_closest_marker("slow") and time.time() > until:
         pytest.skip(NO_TIME_LEFT)
 

@@ -689,6 +689,6 @@ def _print_summary(result: Result, folder: RunFolder, config: ExperimentConfig) 
     print(f"{how if is_stopped else 'done'}: {', '.join(parts)}", flush=True)
     if result.stopped:
         print(f"resume it: {resuming(folder.path)}", flush=True)
-    by_clients = config.env.id.startswith("external:")
+    by_clients = config.env.id.replace("/", ":") in ("external:clients", "external:godot")
     how = "serve it: sebulba serve" if by_clients else "play it: sebulba eval"
     print(f"{how} {shlex.quote(str(folder.path))}", flush=True)

@@ -338,7 +338,7 @@ def test_lockstep_leagues_are_the_same_twice_and_after_a_resume_at_every_cycle(t
     with loop_of(Turns, league()) as loop:
         whole = jax.device_get(loop.run(loop.new_state(0, 8), 8, 8).state)
     with Checkpointer(tmp_path) as checkpointer:
-        again = in_parts(lambda: loop_of(Turns, league(), checkpointer=checkpointer), 8)
+        again = in_parts(lambda **o: loop_of(Turns, league(), checkpointer=checkpointer, **o), 8)
     for name in ("networks", "opt", "experience"):
         assert leaves_equal(getattr(whole, name), getattr(again, name)), name
 
@@ -346,10 +346,11 @@ def test_lockstep_leagues_are_the_same_twice_and_after_a_resume_at_every_cycle(t
 def in_parts(make_loop: Any, cycles: int) -> Any:
     """Return the state after so many cycles, each in a new loop that resumes from the last."""
     for cycle in range(1, cycles + 1):
-        with make_loop() as loop:
+        with make_loop(observe_cycle=(recorder := Recorder())) as loop:
             total = cycle * loop.num_envs * 8
             state = loop.train(total_env_steps=total, steps_per_cycle=8, seed=0).state
             assert not loop.resume_notes and loop.counters.cycles == cycle
+        assert len(recorder.trajectories) == 1, "it went on, and did not begin anew"
     return jax.device_get(state)
 
 
@@ -371,7 +372,10 @@ def test_four_update_devices_learn_what_one_does_and_resume_to_the_bit(tmp_path)
     options = {"update_devices": range(4)}
     with Checkpointer(tmp_path) as saver:
         again = in_parts(
-            lambda: loop_of(Turns, league_of(Turns, **fields), 32, checkpointer=saver, **options), 6
+            lambda **more: loop_of(
+                Turns, league_of(Turns, **fields), 32, checkpointer=saver, **options, **more
+            ),
+            6,
         )
     for name in ("networks", "opt", "experience"):
         assert leaves_equal(getattr(four, name), getattr(again, name)), name

@@ -223,11 +223,12 @@ def test_programs_that_no_other_process_finds_are_not_saved(env, monkeypatch):
         compilation_cache, "put_executable_and_time", lambda key, name, *_: saved.append(name)
     )
     monkeypatch.setattr(compilation_cache, "get_executable_and_time", lambda *_: (None, None))
+    before = jax.config.jax_persistent_cache_min_compile_time_secs
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     try:
         record(env, "fused", 1, 12, **ONE)
     finally:
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", before)
     assert any("run_chunk" in name for name in saved) == env.startswith("gymnax")
 
 

@@ -10,9 +10,9 @@ from importlib.metadata import version
 import pytest
 
 IS_0_10 = version("jaxlib").startswith("0.10.")
-"""Later versions do not know the second option."""
+"""Later versions do not know the option of fusion emitters."""
 FAST = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
-AS_USERS = "--xla_backend_optimization_level=3"
+AS_USERS = "--xla_backend_optimization_level=3 --xla_cpu_parallel_codegen_split_count=32"
 if IS_0_10:
     FAST += " --xla_cpu_use_fusion_emitters=false"
     AS_USERS += " --xla_cpu_use_fusion_emitters=true"

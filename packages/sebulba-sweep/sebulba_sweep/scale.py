@@ -188,7 +188,9 @@ def _network_axes(config: ExperimentConfig) -> list[Axis]:
         return dataclasses.replace(config, agent=agent)
 
     if torso.kind not in ("auto", "mlp"):
-        features = tuple(sorted({128, 256, 512, 1024, torso.image_features}))
+        most = 128 if torso.kind in ("small_cnn", "board_cnn") else 1024
+        sizes_up = {most // 8, most // 4, most // 2, most, min(most, torso.image_features)}
+        features = tuple(sorted(sizes_up))
         return [
             Axis("image-features", features, lambda c, n: with_torso(c, image_features=n), True)
         ]

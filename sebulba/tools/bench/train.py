@@ -235,7 +235,7 @@ def run(
     counted = slice(1, None) if len(bench.rounds) > 1 else slice(None)
     keys, figures = summarize(bench.rounds[counted], bench.costs[counted], setup)
     compared_with = names_compared(speeds)
-    if bench.training.is_cut:
+    if all(bench.cut[counted]):
         keys["bottleneck"] = f"unknown: {budget_s:.0f} s were over with the first trajectories"
         keys["advice"] = f"--budget-s {3 * budget_s:.0f}, to measure more than these"
     figures |= {name: speeds[name] for name in (*compared_with, "gil_share") if name in speeds}
@@ -270,6 +270,8 @@ class Bench:
         """
         self._budget = budget
         self.rounds: list[Round] = []
+        self.cut: list[bool] = []
+        """Of each round, ``TrainingCase.is_cut``."""
         self.costs: list[dict[str, Cost]] = []
         self.seconds = seconds
         """Seconds of training in a round, as far as the budget allows."""
@@ -323,6 +325,7 @@ class Bench:
 
     def _train(self) -> float:
         self.rounds.append(self.training.measure())
+        self.cut.append(self.training.is_cut)
         return self.rounds[-1].env_steps_per_s
 
     def _measure_stages(self) -> float:
