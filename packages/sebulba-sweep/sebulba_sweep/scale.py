@@ -23,7 +23,6 @@ from sebulba.tools.bench.worker import WorkerError
 TOLERANCE = 0.10
 """A cost per step that rises by less than this share counts as level: machines are noisy."""
 
-
 CPU_DEVICES_NOTE = "  the devices of a CPU share its cores: more devices do not add any"
 
 Value = int | tuple[int, ...]
@@ -188,9 +187,9 @@ def _network_axes(config: ExperimentConfig) -> list[Axis]:
         return dataclasses.replace(config, agent=agent)
 
     if torso.kind not in ("auto", "mlp"):
-        most = 128 if torso.kind in ("small_cnn", "board_cnn") else 1024
-        sizes_up = {most // 8, most // 4, most // 2, most, min(most, torso.image_features)}
-        features = tuple(sorted(sizes_up))
+        features = tuple(sorted({128, 256, 512, 1024, torso.image_features}))
+        if torso.kind in ("small_cnn", "board_cnn"):  # which have at most 128
+            features = (16, 32, 64, 128)
         return [
             Axis("image-features", features, lambda c, n: with_torso(c, image_features=n), True)
         ]
