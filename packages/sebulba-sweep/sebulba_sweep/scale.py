@@ -189,7 +189,7 @@ def _network_axes(config: ExperimentConfig) -> list[Axis]:
     if torso.kind not in ("auto", "mlp"):
         features = tuple(sorted({128, 256, 512, 1024, torso.image_features}))
         if torso.kind in ("small_cnn", "board_cnn"):  # which have at most 128
-            features = (16, 32, 64, 128)
+            features = tuple(sorted({16, 32, 64, 128, min(128, torso.image_features)}))
         return [
             Axis("image-features", features, lambda c, n: with_torso(c, image_features=n), True)
         ]

@@ -92,7 +92,8 @@ class TrainingCase:
     ) -> None:
         """Make the loop as ``sebulba train`` does, with writers that only keep their records.
 
-        Where ``budget`` has no time left, training ends as soon as it is measured, or soon.
+        Where ``budget`` has no time left, training ends once it is measured, and at the latest
+        ``MOST_LATE_S`` seconds later.
         """
         self._budget = budget or Budget()
         self._steps_per_cycle = config.steps_per_cycle
