@@ -201,7 +201,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("split", {"envs": ["Pong-v5"], "test": ["CartPole-v1"]}, "comes as vectors only"),
     ("split", {"envs": ["CartPole-v1"], "test": ["Acrobot-v1"]}, ""),
     ("prior", {"envs": ["CartPole-v1"], "weights": {"Cart": 1.0}}, "not in the set"),
-    ("prior", {"envs": ["CartPole-v1"], "weights": {"CartPole-v1": 0.4}}, "sum 1, not 0.4"),
+    ("prior", {"envs": ["CartPole-v1"], "weights": {"CartPole-v1": 0.4}}, "of sum 1, not 0.4"),
     ("prior", {"envs": ["CartPole-v1"], "weights": {"CartPole-v1": -1}}, "of 0 or more, not -1"),
     ("prior", {"envs": ["CartPole-v1"], "weights": {}}, "lacks 'CartPole-v1'"),
     ("prior", {"envs": ["CartPole-v1"], "weights": {"CartPole-v1": "1"}}, "a finite number"),

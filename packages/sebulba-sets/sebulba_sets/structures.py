@@ -110,7 +110,7 @@ class Prior(Structure):
             )
         total, least = math.fsum(given.values()), min(given.values())
         if least < 0 or abs(total - 1) > 1e-6:
-            wrong = f"of 0 or more, not {least:g}" if least < 0 else f"with the sum 1, not {total:g}"
+            wrong = f"of 0 or more, not {least:g}" if least < 0 else f"of sum 1, not {total:g}"
             raise UsageError(
                 f"weights={shown(weights)} must be probabilities {wrong}; "
                 f"use for example {dict.fromkeys(names, round(1 / len(names), 3))}"
