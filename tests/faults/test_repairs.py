@@ -294,7 +294,7 @@ def test_resume_of_a_run_without_checkpoints_is_refused_and_changes_nothing(tmp_
     subprocess.run(["rm", "-r", folder / "checkpoints"], check=True)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     done = run_command(tmp_path, "resume", "runs/run")
-    assert done.returncode == 2 and "has no checkpoint: the run ended" in done.stderr
+    assert done.returncode == 2 and "has no checkpoint: the run is still going" in done.stderr
     after = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     assert after == before
 
