@@ -7,7 +7,8 @@ draw, by seed; and the share that it solves at the end.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,8 +22,8 @@ from sebulba.agents.configs import PPOConfig, TorsoConfig, make_agent
 from sebulba.envs import make_env_factory
 from sebulba.policies.policy import Policy
 
-SIZE, MOST_STEPS, WALLS = 7, 40, 0.3
-"""Cells of a side, steps of an episode, and the share of walls."""
+MOST_STEPS, WALLS = 40, 0.3
+"""Steps of an episode, and the share of walls."""
 NEAR, LEAST_DISTANCE = 1, 4
 """Steps to the goal of a trivial level, and at least of a solvable one."""
 MOVES = np.array([[0, 1], [0, -1], [1, 0], [-1, 0]])
@@ -35,24 +36,26 @@ class Maze:
     walled in), or solvable (it is at least ``LEAST_DISTANCE`` steps away).
     """
 
-    observation_space = spaces.Box(0, 1, (3 * SIZE * SIZE,), np.float32)
     action_space = spaces.Discrete(len(MOVES))
 
-    def __init__(self, trivial: float = 0.0, unsolvable: float = 0.0) -> None:
+    def __init__(self, trivial: float = 0.0, unsolvable: float = 0.0, size: int = 7) -> None:
+        self.size = size
+        self.observation_space = spaces.Box(0, 1, (3 * size * size,), np.float32)
         self.shares = np.array([trivial, unsolvable, 1.0 - trivial - unsolvable])
 
     def reset(self, key: jax.Array) -> tuple[Any, Any]:
         """Draw a level."""
+        size = self.size
         of_kind, of_walls, of_start, of_goal = jax.random.split(key, 4)
         kind = jax.random.choice(of_kind, 3, p=jnp.asarray(self.shares))
-        start = jax.random.randint(of_start, (2,), 0, SIZE)
-        free = (jax.random.uniform(of_walls, (SIZE, SIZE)) > WALLS).at[tuple(start)].set(True)
+        start = jax.random.randint(of_start, (2,), 0, size)
+        free = (jax.random.uniform(of_walls, (size, size)) > WALLS).at[tuple(start)].set(True)
         far = distances(free, start)
         fits = jnp.stack([far == NEAR, far > NEAR, far >= LEAST_DISTANCE])[kind]
         goal = _one_of(of_goal, fits & jnp.isfinite(far), far)
         around = goal[None] + MOVES
-        inside = ((around >= 0) & (around < SIZE)).all(axis=1)
-        around = jnp.where(inside[:, None], around, SIZE)
+        inside = ((around >= 0) & (around < size)).all(axis=1)
+        around = jnp.where(inside[:, None], around, size)
         walled = free.at[around[:, 0], around[:, 1]].set(False, mode="drop")
         walled = walled.at[tuple(start)].set(True)
         state = jnp.where(kind == 1, walled, free), start, goal, jnp.int32(0)
@@ -62,14 +65,14 @@ class Maze:
         """Go to the next cell, unless there is a wall."""
         free, at, goal, t = state
         there = at + jnp.asarray(MOVES)[action]
-        inside = ((there >= 0) & (there < SIZE)).all()
-        at = jnp.where(inside & free[tuple(jnp.clip(there, 0, SIZE - 1))], there, at)
+        inside = ((there >= 0) & (there < self.size)).all()
+        at = jnp.where(inside & free[tuple(jnp.clip(there, 0, self.size - 1))], there, at)
         state, found = (free, at, goal, t + 1), (at == goal).all()
         return self._seen(state), state, found.astype(jnp.float32), found, t + 1 == MOST_STEPS
 
     def _seen(self, state: Any) -> jax.Array:
         free, at, goal, _ = state
-        zeros = jnp.zeros((SIZE, SIZE))
+        zeros = jnp.zeros((self.size, self.size))
         planes = [~free, zeros.at[tuple(at)].set(1), zeros.at[tuple(goal)].set(1)]
         return jnp.stack(planes).astype(jnp.float32).ravel()
 
@@ -79,12 +82,13 @@ def _one_of(key: jax.Array, fits: jax.Array, far: jax.Array) -> jax.Array:
     reached = jnp.where(jnp.isfinite(far), far, -1.0)
     fits = jnp.where(fits.any(), fits, reached == reached.max())
     logits = jnp.where(fits, 0.0, -jnp.inf).ravel()
-    return jnp.stack(jnp.divmod(jax.random.categorical(key, logits), SIZE))
+    return jnp.stack(jnp.divmod(jax.random.categorical(key, logits), len(far)))
 
 
 def distances(free: jax.Array, start: jax.Array) -> jax.Array:
     """Return the steps from ``start`` to each cell, infinity where none leads."""
-    far = jnp.full((SIZE + 2, SIZE + 2), jnp.inf).at[start[0] + 1, start[1] + 1].set(0.0)
+    size = len(free)
+    far = jnp.full((size + 2, size + 2), jnp.inf).at[start[0] + 1, start[1] + 1].set(0.0)
 
     def wider(_: int, far: jax.Array) -> jax.Array:
         near = jnp.minimum(
@@ -93,18 +97,19 @@ def distances(free: jax.Array, start: jax.Array) -> jax.Array:
         inner = jnp.where(free, jnp.minimum(far[1:-1, 1:-1], near + 1), jnp.inf)
         return far.at[1:-1, 1:-1].set(inner)
 
-    return jax.lax.fori_loop(0, 3 * SIZE, wider, far)[1:-1, 1:-1]
+    return jax.lax.fori_loop(0, 3 * size, wider, far)[1:-1, 1:-1]
 
 
-def few_solvable() -> Maze:
+def few_solvable(size: int) -> Maze:
     """Return mazes of which 45 % are trivial and 45 % unsolvable."""
-    return Maze(0.45, 0.45)
+    return Maze(0.45, 0.45, size)
 
 
 def curve(
-    env: Any, seed: int, env_steps: int, every: int, **options: Any
+    kind: Callable[..., Maze], size: int, seed: int, env_steps: int, every: int, **options: Any
 ) -> list[tuple[int, float]]:
     """Return env steps and the share of solved mazes, every so many env steps."""
+    env: Any = partial(kind, size=size)
     if options:
         env = make_env_factory("sets:levels", levels=env, **options)
     config = PPOConfig(
@@ -121,7 +126,7 @@ def curve(
             result = loop.run(state, every // (128 * 32), 32)
             state = result.state
             policy = Policy(agent, result.acting_networks, explore=True)
-            found = sebulba.evaluate(policy, Maze, num_episodes=1000, num_envs=250)
+            found = sebulba.evaluate(policy, partial(Maze, size=size), num_episodes=1000, num_envs=250)
             points.append((loop.counters.env_steps, found.episode_return_mean))
             print(seed, options, *points[-1], flush=True)
     return points
@@ -137,9 +142,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--buffer", type=int, default=1024)
     parser.add_argument("--share", type=float, default=0.8)
     parser.add_argument("--mazes", nargs="+", default=["few", "all"])
+    parser.add_argument("--size", type=int, default=7, help="cells of a side")
     given = parser.parse_args(argv)
     lines = []
-    for name, env in (("few", few_solvable), ("all", Maze)):
+    for name, kind in (("few", few_solvable), ("all", Maze)):
         if name not in given.mazes:
             continue
         for levels, options in (
@@ -147,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             ("uniform", {}),
         ):
             curves = [
-                curve(env, seed, given.env_steps, given.every, **options)
+                curve(kind, given.size, seed, given.env_steps, given.every, **options)
                 for seed in range(given.seeds)
             ]
             first = [next((x for x, y in one if y >= given.share), None) for one in curves]

@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 
 from sebulba.envs.first_episodes import Offsets
+from sebulba.envs.jax_env import is_jax_env
 from sebulba.envs.returned import RESET, STEP, flag_of, make_obs_check, number_of, parts_of
 from sebulba.envs.saving import saved_env
 from sebulba.envs.saving.plain_data import pack, unpack
@@ -62,6 +63,11 @@ class CheckedEnv(gymnasium.Env):
         self._resets_next = False  # it was put back where its vector would reset it next
         self._fault_of_copies: str | None = None  # None until it is known
         env = make_env()
+        if is_jax_env(env):
+            raise UsageError(
+                f"the environment factory returned a {type(env).__name__}, which is written in JAX; "
+                "pass the environment itself, or annotate the function: def make() -> sebulba.JaxEnv"
+            )
         if not isinstance(env, gymnasium.Env):
             raise UsageError(
                 f"the environment factory returned a {type(env).__name__}; it must return a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -71,7 +72,12 @@ def is_jax_env(env: Any) -> bool:
 
 
 def makes_jax_env(make_env: Callable) -> bool:
-    """Tell whether this is a class of JAX environments, or a function annotated to return one."""
+    """Tell whether this is a class of JAX environments, or a function annotated to return one.
+
+    A ``functools.partial`` of one is, too.
+    """
+    while isinstance(make_env, functools.partial):
+        make_env = make_env.func
     if isinstance(make_env, type):
         return is_jax_env(make_env)
     try:

@@ -60,13 +60,13 @@ COUNTED_BY_ALL = ("cycles", "env_steps", "updates", "policy_version", "warm_up_f
 class Result:
     """What ``run()`` returns."""
 
-    state: AgentState
+    state: AgentState = dataclasses.field(repr=False)
     """The final state, on the update devices; give it to the next ``run()`` to go on."""
     counters: Counters
     """Counts since the state was new."""
     metrics: dict[str, Any]
     """The last window's record."""
-    acting_networks: PyTree
+    acting_networks: PyTree = dataclasses.field(repr=False)
     """The trained policy: what Inferencers would act with next."""
     stopped: bool = False
     """``stop()`` or a callback ended the run before ``num_cycles``."""
