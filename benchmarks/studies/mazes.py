@@ -126,7 +126,9 @@ def curve(
             result = loop.run(state, every // (128 * 32), 32)
             state = result.state
             policy = Policy(agent, result.acting_networks, explore=True)
-            found = sebulba.evaluate(policy, partial(Maze, size=size), num_episodes=1000, num_envs=250)
+            found = sebulba.evaluate(
+                policy, partial(Maze, size=size), num_episodes=1000, num_envs=250
+            )
             points.append((loop.counters.env_steps, found.episode_return_mean))
             print(seed, options, *points[-1], flush=True)
     return points

@@ -65,8 +65,8 @@ class CheckedEnv(gymnasium.Env):
         env = make_env()
         if is_jax_env(env):
             raise UsageError(
-                f"the environment factory returned a {type(env).__name__}, which is written in JAX; "
-                "pass the environment itself, or annotate the function: def make() -> sebulba.JaxEnv"
+                f"the environment factory returned a {type(env).__name__}, written in JAX; "
+                "pass the environment itself, or annotate the function: def f() -> sebulba.JaxEnv"
             )
         if not isinstance(env, gymnasium.Env):
             raise UsageError(
